@@ -1,0 +1,5 @@
+"""What crosses a process boundary: messages, topic names and filters, record layouts, routes, the Kafka topic catalogue.
+
+A pure room: no asyncio, no sockets, no clock, no Kafka client. Everything here is imported by its module,
+for example ``from schemas.topics import matches``.
+"""
