@@ -1,0 +1,159 @@
+"""Finding out who a client is: the interface, and the authenticators that need no outside help.
+
+An authenticator answers with a `Principal` or refuses with None. It never raises for anything a client sends. A back
+end that fails or does not answer within 2 s has refused, and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from edge.access.principal import ANONYMOUS, Credentials, Principal
+
+logger = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S: Final = 2.0  # limits.authentication_timeout_s: CONNECT has 10 s, and clients give up soon
+
+
+class Authenticator(Protocol):
+    """Who is this?"""
+
+    async def start(self) -> None:
+        """Read files, start workers. Raises ConfigurationError when it can never work."""
+        ...
+
+    async def stop(self) -> None:
+        """End what `start` started."""
+        ...
+
+    async def authenticate(self, credentials: Credentials) -> Principal | None:
+        """The principal, or None: refused."""
+        ...
+
+    def statistics(self) -> dict[str, int]:
+        """Figures for /metrics and $SYS."""
+        ...
+
+
+class AnonymousAuthenticator:
+    """Takes everybody, under one name: for `--dev` on loopback only. What a client says of itself is not taken over."""
+
+    __slots__ = ("_accepted",)
+
+    def __init__(self) -> None:
+        self._accepted = 0
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    async def authenticate(self, credentials: Credentials) -> Principal | None:
+        """Everybody is `anonymous`."""
+        self._accepted += 1
+        return Principal(ANONYMOUS, credentials.client_id, credentials.peer)
+
+    def statistics(self) -> dict[str, int]:
+        """Figures for /metrics and $SYS."""
+        return {"accepted": self._accepted}
+
+
+class CertificateAuthenticator:
+    """mTLS: the principal is the subject of the client certificate that the TLS layer has verified.
+
+    User name and password are not looked at. Without a certificate: refused.
+    """
+
+    __slots__ = ("_accepted", "_refused")
+
+    def __init__(self) -> None:
+        self._accepted = 0
+        self._refused = 0
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    async def authenticate(self, credentials: Credentials) -> Principal | None:
+        """The certificate's subject."""
+        if not credentials.tls_subject:
+            self._refused += 1
+            return None
+        self._accepted += 1
+        return Principal(credentials.tls_subject, credentials.client_id, credentials.peer)
+
+    def statistics(self) -> dict[str, int]:
+        """Figures for /metrics and $SYS."""
+        return {"accepted": self._accepted, "refused": self._refused}
+
+
+class ChainAuthenticator:
+    """Several authenticators in order; the first that accepts decides.
+
+    Each has `timeout_s` for its answer; one that fails or is late has refused, and the next is asked: it can only accept
+    whom it would have accepted anyway. Without any link, everybody is refused.
+    """
+
+    __slots__ = ("_failed", "_late", "_links", "_started", "_timeout_s")
+
+    def __init__(self, links: Sequence[Authenticator], timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._links = tuple(links)
+        self._timeout_s = timeout_s
+        self._started: list[Authenticator] = []
+        self._failed = 0
+        self._late = 0
+
+    async def start(self) -> None:
+        """Start every link; if one cannot start, those before it are stopped again and its error is raised."""
+        for link in self._links:
+            try:
+                await link.start()
+            except BaseException:
+                await self.stop()
+                raise
+            self._started.append(link)
+
+    async def stop(self) -> None:
+        """Stop what was started, last first; the first error is raised when all have been tried."""
+        errors: list[Exception] = []
+        while self._started:
+            try:
+                await self._started.pop().stop()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def authenticate(self, credentials: Credentials) -> Principal | None:
+        """The answer of the first link that accepts."""
+        for link in self._links:
+            principal = await self._ask(link, credentials)
+            if principal is not None:
+                return principal
+        return None
+
+    async def _ask(self, link: Authenticator, credentials: Credentials) -> Principal | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await link.authenticate(credentials)
+        except TimeoutError:
+            self._late += 1
+            logger.warning("%s did not answer within %s s: refused", type(link).__name__, self._timeout_s)
+        except Exception as error:
+            # Somebody else's code: whatever goes wrong in it is a refusal. The error's text may hold a secret.
+            self._failed += 1
+            logger.warning("%s failed with %s: refused", type(link).__name__, type(error).__name__)
+        return None
+
+    def statistics(self) -> dict[str, int]:
+        """Figures for /metrics and $SYS; those of the links under their place in the chain."""
+        figures = {"failed": self._failed, "late": self._late}
+        for number, link in enumerate(self._links):
+            figures |= {f"{number}_{name}": value for name, value in link.statistics().items()}
+        return figures
