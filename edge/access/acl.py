@@ -137,7 +137,7 @@ def is_closed_to_publishers(topic_name: str) -> bool:
 
 
 class _Compiled:
-    """The rules that concern one principal, values substituted: (allow, filter) in order; filter None: a deny of all."""
+    """The rules that concern one principal, values substituted: (allow, filter) in order; filter None: deny all."""
 
     __slots__ = ("publish", "subscribe")
 

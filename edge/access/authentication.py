@@ -1,7 +1,9 @@
 """Finding out who a client is: the interface, and the authenticators that need no outside help.
 
-An authenticator answers with a `Principal` or refuses with None. It never raises for anything a client sends. A back
-end that fails or does not answer within 2 s has refused, and is counted.
+An authenticator answers with a `Principal` or refuses with None. When it cannot say (overload, a failing back end, no
+answer within 2 s) it raises `AuthenticatorUnavailableError`, its only error: the client is refused all the same, but by
+"server unavailable" (0x88, 3.1.1 code 3) and without a failure being counted against its address, since a device that
+is told "bad password" gives up for good.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from edge.access.principal import ANONYMOUS, Credentials, Principal
+from schemas.errors import HeadwaterError
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S: Final = 2.0  # limits.authentication_timeout_s: CONNECT has 10 s, and clients give up soon
+ANSWER_TIMEOUT_S: Final = 2.0  # the default of limits.authentication_timeout_s
+
+
+class AuthenticatorUnavailableError(HeadwaterError):
+    """Nobody could say who the client is: refuse it, do not hold it against it."""
 
 
 class Authenticator(Protocol):
@@ -30,7 +37,7 @@ class Authenticator(Protocol):
         ...
 
     async def authenticate(self, credentials: Credentials) -> Principal | None:
-        """The principal, or None: refused."""
+        """The principal, or None: refused. Raises AuthenticatorUnavailableError."""
         ...
 
     def statistics(self) -> dict[str, int]:
@@ -96,16 +103,17 @@ class CertificateAuthenticator:
 class ChainAuthenticator:
     """Several authenticators in order; the first that accepts decides.
 
-    Each has `timeout_s` for its answer; one that fails or is late has refused, and the next is asked: it can only accept
-    whom it would have accepted anyway. Without any link, everybody is refused.
+    Each has `timeout_s` for its answer. One that fails or is late accepts nobody and the next is asked, which can only
+    accept whom it would have accepted anyway. Without any link, everybody is refused.
     """
 
-    __slots__ = ("_failed", "_late", "_links", "_started", "_timeout_s")
+    __slots__ = ("_failed", "_late", "_links", "_silent", "_started", "_timeout_s")
 
     def __init__(self, links: Sequence[Authenticator], timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._links = tuple(links)
         self._timeout_s = timeout_s
         self._started: list[Authenticator] = []
+        self._silent: set[int] = set()  # links whose trouble has been logged and that have not answered since
         self._failed = 0
         self._late = 0
 
@@ -131,25 +139,36 @@ class ChainAuthenticator:
             raise errors[0]
 
     async def authenticate(self, credentials: Credentials) -> Principal | None:
-        """The answer of the first link that accepts."""
-        for link in self._links:
-            principal = await self._ask(link, credentials)
+        """The answer of the first link that accepts; None when all have refused.
+
+        Raises AuthenticatorUnavailableError when none accepted and at least one could not say.
+        """
+        unavailable = False
+        for number, link in enumerate(self._links):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    principal = await link.authenticate(credentials)
+            except Exception as error:  # somebody else's code: whatever goes wrong in it lets nobody in
+                self._note(number, error)
+                unavailable = True
+                continue
+            self._silent.discard(number)
             if principal is not None:
                 return principal
+        if unavailable:
+            raise AuthenticatorUnavailableError("no authenticator accepted, and at least one could not say")
         return None
 
-    async def _ask(self, link: Authenticator, credentials: Credentials) -> Principal | None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await link.authenticate(credentials)
-        except TimeoutError:
+    def _note(self, number: int, error: Exception) -> None:
+        if isinstance(error, TimeoutError):
             self._late += 1
-            logger.warning("%s did not answer within %s s: refused", type(link).__name__, self._timeout_s)
-        except Exception as error:
-            # Somebody else's code: whatever goes wrong in it is a refusal. The error's text may hold a secret.
+        else:
             self._failed += 1
-            logger.warning("%s failed with %s: refused", type(link).__name__, type(error).__name__)
-        return None
+        if number not in self._silent:
+            self._silent.add(number)
+            # Not the error's text: it may hold a secret.
+            name = type(self._links[number]).__name__
+            logger.warning("%s does not answer (%s): its clients are refused", name, type(error).__name__)
 
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics and $SYS; those of the links under their place in the chain."""

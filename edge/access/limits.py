@@ -123,7 +123,8 @@ class TokenBucket:
     __slots__ = ("_burst_s", "_full_at", "_interval_s")
 
     def __init__(self, rate: float, burst: float) -> None:
-        assert rate >= 0 and burst > 0, "a bucket that can never give anything"
+        assert rate >= 0
+        assert burst > 0, "a bucket that can never give anything"
         self._interval_s = 1.0 / rate if rate else 0.0
         self._burst_s = burst * self._interval_s
         self._full_at = -math.inf
@@ -289,7 +290,7 @@ class ConnectionGate:
                 return
 
     def _leave(self, address: _Address, authenticated: bool) -> None:
-        assert address.open > 0 and self._open > 0, "more connections left than came"
+        assert 0 < address.open <= self._open, "more connections left than came"
         address.open -= 1
         self._open -= 1
         if authenticated:

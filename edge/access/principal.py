@@ -49,8 +49,8 @@ def has_control_characters(value: str) -> bool:
 def principal_from_certificate(peer_certificate: Mapping[str, Any] | None) -> str | None:
     """The principal's name in a verified certificate, as `ssl.SSLObject.getpeercert()` gives it.
 
-    The first DNS, URI or e-mail entry of the Subject Alternative Name; without any, the Common Name when there is exactly
-    one. None: the certificate names nobody (or with control characters), so nobody is authenticated by it.
+    The first DNS, URI or e-mail entry of the Subject Alternative Name; without any, the Common Name when there is
+    exactly one. None: the certificate names nobody (or with control characters), so nobody is authenticated by it.
     """
     if not peer_certificate:
         return None
