@@ -19,7 +19,7 @@ from amqtt.contexts import BaseContext
 from amqtt.plugins.manager import PluginManager
 from amqtt.session import Session
 
-from edge.access.authentication import ANSWER_TIMEOUT_S, AuthenticatorUnavailableError
+from edge.access.authentication import ANSWER_TIMEOUT_S, AuthenticatorUnavailable
 from edge.access.principal import ANONYMOUS, Credentials, Principal
 from schemas.errors import ConfigurationError
 
@@ -127,7 +127,7 @@ class AmqttPluginAuthenticator:
             await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
 
     async def authenticate(self, credentials: Credentials) -> Principal | None:
-        """The plugins' joint verdict. Raises AuthenticatorUnavailableError when they fail, are late or overloaded."""
+        """The plugins' joint verdict. Raises AuthenticatorUnavailable when they fail, are late or overloaded."""
         try:
             password = None if credentials.password is None else credentials.password.decode()
         except UnicodeDecodeError:
@@ -148,7 +148,7 @@ class AmqttPluginAuthenticator:
         manager = self._manager
         if manager is None or self._waiting >= self._waiting_max:
             self._figures["overloaded"] += 1
-            raise AuthenticatorUnavailableError("the amqtt plugins have too much to do")
+            raise AuthenticatorUnavailable("the amqtt plugins have too much to do")
         self._waiting += 1
         answer: asyncio.Future[bool] = asyncio.wrap_future(self._submit(_verdict(manager, session, self._timeout_s)))
         answer.add_done_callback(self._answered)
@@ -157,10 +157,10 @@ class AmqttPluginAuthenticator:
         error = None if not answer.done() or answer.cancelled() else answer.exception()
         if not answer.done() or isinstance(error, TimeoutError):
             self._figures["late"] += 1
-            raise AuthenticatorUnavailableError("the amqtt plugins are late")
+            raise AuthenticatorUnavailable("the amqtt plugins are late")
         if answer.cancelled() or error is not None:
             self._figures["failed"] += 1
-            raise AuthenticatorUnavailableError(f"an amqtt plugin failed: {type(error).__name__}")
+            raise AuthenticatorUnavailable(f"an amqtt plugin failed: {type(error).__name__}")
         return answer.result()
 
     def _answered(self, answer: asyncio.Future[bool]) -> None:

@@ -1,7 +1,7 @@
 """Finding out who a client is: the interface, and the authenticators that need no outside help.
 
 An authenticator answers with a `Principal` or refuses with None. When it cannot say (overload, a failing back end, no
-answer within 2 s) it raises `AuthenticatorUnavailableError`, its only error: the client is refused all the same, but by
+answer within 2 s) it raises `AuthenticatorUnavailable`, its only error: the client is refused all the same, but by
 "server unavailable" (0x88, 3.1.1 code 3) and without a failure being counted against its address, since a device that
 is told "bad password" gives up for good.
 """
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S: Final = 2.0  # the default of limits.authentication_timeout_s
 
 
-class AuthenticatorUnavailableError(HeadwaterError):
+class AuthenticatorUnavailable(HeadwaterError):  # noqa: N818 (as LogUnavailable: a state, not a fault)
     """Nobody could say who the client is: refuse it, do not hold it against it."""
 
 
@@ -37,7 +37,7 @@ class Authenticator(Protocol):
         ...
 
     async def authenticate(self, credentials: Credentials) -> Principal | None:
-        """The principal, or None: refused. Raises AuthenticatorUnavailableError."""
+        """The principal, or None: refused. Raises AuthenticatorUnavailable."""
         ...
 
     def statistics(self) -> dict[str, int]:
@@ -141,7 +141,7 @@ class ChainAuthenticator:
     async def authenticate(self, credentials: Credentials) -> Principal | None:
         """The answer of the first link that accepts; None when all have refused.
 
-        Raises AuthenticatorUnavailableError when none accepted and at least one could not say.
+        Raises AuthenticatorUnavailable when none accepted and at least one could not say.
         """
         unavailable = False
         for number, link in enumerate(self._links):
@@ -156,7 +156,7 @@ class ChainAuthenticator:
             if principal is not None:
                 return principal
         if unavailable:
-            raise AuthenticatorUnavailableError("no authenticator accepted, and at least one could not say")
+            raise AuthenticatorUnavailable("no authenticator accepted, and at least one could not say")
         return None
 
     def _note(self, number: int, error: Exception) -> None:

@@ -170,7 +170,9 @@ class ClientRate:
 
     def take(self, messages: int, size_bytes: int, now: float) -> float:
         """Seconds for which reading from this client pauses (0: go on reading)."""
-        return max(self._messages.take(messages, now), self._bytes.take(size_bytes, now))
+        for_messages_s = self._messages.take(messages, now)
+        for_bytes_s = self._bytes.take(size_bytes, now)
+        return for_messages_s if for_messages_s > for_bytes_s else for_bytes_s
 
 
 @lru_cache(maxsize=4_096)  # an entry is about 200 bytes; connects from the same addresses come in bursts

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from edge.access.authentication import ANSWER_TIMEOUT_S, AuthenticatorUnavailableError
+from edge.access.authentication import ANSWER_TIMEOUT_S, AuthenticatorUnavailable
 from edge.access.passwords import (
     hash_password,
     password_file_fingerprint,
@@ -103,7 +103,7 @@ class PasswordFileAuthenticator:
         self._verified.clear()
 
     async def authenticate(self, credentials: Credentials) -> Principal | None:
-        """The user whose password this is; None: refused. Raises AuthenticatorUnavailableError on overload."""
+        """The user whose password this is; None: refused. Raises AuthenticatorUnavailable on overload."""
         user, password = credentials.user_name, credentials.password
         if not user or password is None:
             self._figures["refused"] += 1
@@ -150,16 +150,16 @@ class PasswordFileAuthenticator:
         await asyncio.wait({running}, timeout=self._timeout_s)
         if not running.done():
             self._figures["late"] += 1
-            raise AuthenticatorUnavailableError("the password workers are behind")
+            raise AuthenticatorUnavailable("the password workers are behind")
         if running.cancelled() or running.exception() is not None:
             self._figures["failed"] += 1
-            raise AuthenticatorUnavailableError("a password could not be verified")
+            raise AuthenticatorUnavailable("a password could not be verified")
         return running.result()
 
     def _begin(self, key: bytes, password_hash: str, password: bytes) -> asyncio.Future[bool]:
         if self._pool is None or len(self._running) >= self._queue_max:
             self._figures["overloaded"] += 1
-            raise AuthenticatorUnavailableError("too many passwords to verify")
+            raise AuthenticatorUnavailable("too many passwords to verify")
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._verify, password_hash, password)
         self._running[key] = running
         running.add_done_callback(lambda done: self._finish(key, done))
