@@ -1,0 +1,174 @@
+"""One record on its way to subscribers: built once, handed to all of them.
+
+Reading the headers follows ``schemas.records``; this is its fast lane. It reads what every delivery needs in one pass
+over the headers and leaves the rest (the MQTT 5 properties) to ``decode_headers``, for the records that have any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bridge.log import Headers, Record, UnreadableRecord
+from schemas.errors import RecordError
+from schemas.message import Message
+from schemas.records import (
+    HEADER_CLIENT_ID,
+    HEADER_CONTENT_TYPE,
+    HEADER_CORRELATION_DATA,
+    HEADER_EXPIRY_S,
+    HEADER_PAYLOAD_FORMAT,
+    HEADER_QOS,
+    HEADER_RESPONSE_TOPIC,
+    HEADER_RETAIN,
+    HEADER_TOPIC,
+    HEADER_USER_PREFIX,
+    decode_headers,
+)
+
+_PROPERTY_HEADERS = frozenset(
+    (HEADER_CONTENT_TYPE, HEADER_CORRELATION_DATA, HEADER_PAYLOAD_FORMAT, HEADER_RESPONSE_TOPIC)
+)
+_QOS = {b"0": 0, b"1": 1, b"2": 2}
+_FLAG = {b"0": False, b"1": True}
+
+
+class Delivery:
+    """A message with its place in the log.
+
+    ``headers`` are the record's own; ``properties`` is what ``decode_headers`` makes of them, or None when the message
+    has no MQTT 5 property besides its expiry. ``frames`` belongs to the edge: encoded packets to share among
+    subscribers; None until the edge puts a dict there.
+    """
+
+    __slots__ = (
+        "client_id",
+        "expiry_s",
+        "frames",
+        "headers",
+        "kafka_topic",
+        "offset",
+        "partition",
+        "payload",
+        "properties",
+        "qos",
+        "retain",
+        "timestamp_ms",
+        "topic_name_utf8",
+    )
+
+    def __init__(
+        self,
+        topic_name_utf8: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        client_id: str,
+        expiry_s: int | None,
+        timestamp_ms: int,
+        headers: Headers,
+        properties: Message | None,
+        kafka_topic: str,
+        partition: int,
+        offset: int,
+    ) -> None:
+        self.topic_name_utf8 = topic_name_utf8
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.client_id = client_id
+        self.expiry_s = expiry_s
+        self.timestamp_ms = timestamp_ms
+        self.headers = headers
+        self.properties = properties
+        self.kafka_topic = kafka_topic
+        self.partition = partition
+        self.offset = offset
+        self.frames: dict[Any, Any] | None = None
+
+    @property
+    def topic_name(self) -> str:
+        return self.topic_name_utf8.decode()
+
+    def remaining_expiry_s(self, now_ms: int) -> int | None:
+        """The Message Expiry Interval to send: less the time spent in the log [MQTT5-3.3.2-6]; None: never expires."""
+        if self.expiry_s is None:
+            return None
+        return max(0, self.expiry_s - max(0, now_ms - self.timestamp_ms) // 1000)
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.topic_name_utf8!r} {self.kafka_topic}[{self.partition}]@{self.offset}>"
+
+
+def read_topic_name(
+    kafka_topic: str, record: Record, topic_name_from_key: Callable[[str, bytes | None], str | None]
+) -> bytes:
+    """The Topic Name of a record in UTF-8, from its header or from its key; not yet checked.
+
+    Raises RecordError when there is none.
+    """
+    found: bytes | None = None
+    for name, value in record.headers:
+        if name == HEADER_TOPIC and value is not None:
+            found = value  # of a repeated header the last wins
+    if found:
+        return found
+    if isinstance(record, UnreadableRecord):
+        raise RecordError(record.reason)
+    topic_name = topic_name_from_key(kafka_topic, record.key)
+    if topic_name is None:
+        raise RecordError(f"no {HEADER_TOPIC} header, and the key gives no Topic Name")
+    return topic_name.encode()
+
+
+def read_delivery(kafka_topic: str, partition: int, record: Record, topic_name_utf8: bytes) -> Delivery:
+    """The delivery that a record makes; raises RecordError when a header that is ours cannot be read."""
+    headers = record.headers
+    value = record.value
+    if len(headers) == 1 and headers[0][0] == HEADER_TOPIC:  # a plain QoS 1 message: its Topic Name and nothing else
+        return Delivery(
+            topic_name_utf8,
+            b"" if value is None else value,
+            1,
+            False,
+            "",
+            None,
+            record.timestamp,
+            headers,
+            None,
+            kafka_topic,
+            partition,
+            record.offset,
+        )
+    qos, retain, client_id, has_expiry, has_properties = 1, False, "", False, False
+    try:
+        for name, field in headers:
+            if name == HEADER_TOPIC or field is None:
+                continue
+            if name == HEADER_CLIENT_ID:
+                client_id = field.decode()
+            elif name == HEADER_QOS:
+                qos = _QOS[field]
+            elif name == HEADER_RETAIN:
+                retain = _FLAG[field]
+            elif name == HEADER_EXPIRY_S:
+                has_expiry = True
+            elif name in _PROPERTY_HEADERS or name.startswith(HEADER_USER_PREFIX):
+                has_properties = True
+    except (KeyError, UnicodeDecodeError) as error:
+        raise RecordError(f"header {name}: {error}") from None
+    properties = decode_headers(headers) if has_expiry or has_properties else None
+    return Delivery(
+        topic_name_utf8,
+        b"" if value is None else value,
+        qos,
+        retain,
+        client_id,
+        properties.expiry_s if properties is not None else None,
+        record.timestamp,
+        headers,
+        properties if has_properties else None,
+        kafka_topic,
+        partition,
+        record.offset,
+    )
