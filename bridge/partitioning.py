@@ -1,0 +1,189 @@
+"""Where a Topic Name goes in Kafka, and where a Topic Filter has to be read. Pure: computed from the routes alone.
+
+The property everything rests on: for every Topic Name that a filter matches, the name's destination is among the
+filter's partitions. A filter that fixes every level of a route's key reads one partition of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bridge.murmur2 import murmur2, partition_for_key
+from schemas.errors import TopicError
+from schemas.routes import Q2_SUFFIX, Route, check_routes, message_kafka_topics
+from schemas.topics import check_topic_name, covers, has_wildcard, matches, overlaps
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a message is appended; QoS 2 messages go to the twin of ``kafka_topic``, same partition."""
+
+    kafka_topic: str
+    partition: int
+    key: bytes
+
+
+class RouteTable:
+    """The routes, compiled. Immutable: a reload makes a new table."""
+
+    __slots__ = ("_rows", "kafka_topics", "routes", "version")
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Raises ConfigurationError when the routes make no proper table."""
+        self.routes: tuple[Route, ...] = tuple(routes)
+        check_routes(self.routes)
+        self.kafka_topics: tuple[str, ...] = message_kafka_topics(self.routes)
+        self.version: str = hashlib.sha256(repr(self.routes).encode()).hexdigest()[:12]  # told in heartbeats
+        last = len(self.routes) - 1
+        self._rows = [_Row(route, catch_all=index == last) for index, route in enumerate(self.routes)]
+
+    def destination(self, topic_name: str) -> Destination:
+        """Where a (valid) Topic Name is published. Costs microseconds: callers cache it."""
+        row = self._row_of(topic_name)
+        key = row.key_of(topic_name)
+        return Destination(row.route.kafka_topic, partition_for_key(key, row.route.partitions), key)
+
+    def partitions(self, topic_filter: str) -> frozenset[tuple[str, int]]:
+        """Every (Kafka topic, partition) in which a name that the (valid, not shared) filter matches may be."""
+        found: set[tuple[str, int]] = set()
+        for row in self._rows:
+            if row.overlaps(topic_filter):
+                found.update((row.route.kafka_topic, partition) for partition in row.partitions(topic_filter))
+                if row.covers(topic_filter):
+                    break  # first match wins: no name of the filter gets past this route
+        return frozenset(found)
+
+    def topic_name_from_key(self, kafka_topic: str, key: bytes | None) -> str | None:
+        """The Topic Name of a record that does not say it, from its key by the route's reverse template.
+
+        None when there is no key, when the template cannot be reversed, or when the name would not be routed to this
+        Kafka topic: subscribers of that name would not read it here. ``kafka_topic`` may be a QoS 2 twin.
+        """
+        if key is None:
+            return None
+        try:
+            text = key.decode()
+        except UnicodeDecodeError:
+            return None
+        base = kafka_topic.removesuffix(Q2_SUFFIX)
+        for row in self._rows:
+            if row.route.kafka_topic == base:
+                topic_name = row.reverse(text)
+                if topic_name is not None and self._row_of(topic_name) is row:
+                    return topic_name
+        return None
+
+    def _row_of(self, topic_name: str) -> _Row:
+        for row in self._rows:
+            if row.matches(topic_name):
+                return row
+        raise AssertionError("the last route takes every Topic Name")
+
+
+class _Row:
+    """One route with what is derived from it."""
+
+    __slots__ = ("_catch_all", "_key_parts", "_moduli", "_reverse", "route", "topic_filter")
+
+    def __init__(self, route: Route, *, catch_all: bool) -> None:
+        self.route = route
+        self.topic_filter = route.topic_filter
+        self._catch_all = catch_all
+        self._key_parts = route.key_parts
+        self._moduli = (route.partitions, *route.read_partitions)
+        self._reverse = _ReverseTemplate.of(route)
+
+    def matches(self, topic_name: str) -> bool:
+        return self._catch_all or matches(self.topic_filter, topic_name)
+
+    def overlaps(self, topic_filter: str) -> bool:
+        return self._catch_all or overlaps(self.topic_filter, topic_filter)
+
+    def covers(self, topic_filter: str) -> bool:
+        return self._catch_all or covers(self.topic_filter, topic_filter)
+
+    def key_of(self, topic_name: str) -> bytes:
+        if self._key_parts is None:
+            return topic_name.encode()
+        levels = topic_name.split("/")
+        return "".join(levels[part] if isinstance(part, int) else part for part in self._key_parts).encode()
+
+    def partitions(self, topic_filter: str) -> Iterable[int]:
+        """The partitions of this route for an overlapping filter, under every count that readers must honour."""
+        if not self.route.producer_keys:
+            key = self._fixed_key(topic_filter)
+            if key is not None:
+                return {(murmur2(key) & 0x7FFFFFFF) % modulus for modulus in self._moduli}
+        return range(self.route.partitions_total)
+
+    def _fixed_key(self, topic_filter: str) -> bytes | None:
+        """The one key that all names have which both this route and the filter match, if there is just one."""
+        if self._key_parts is None:
+            return None if has_wildcard(topic_filter) else topic_filter.encode()
+        levels = topic_filter.split("/")
+        for part in self._key_parts:
+            if isinstance(part, int) and (part >= len(levels) or levels[part] in ("+", "#")):
+                return None
+        return self.key_of(topic_filter)
+
+    def reverse(self, key: str) -> str | None:
+        topic_name = key if self._key_parts is None else self._reverse.topic_name(key) if self._reverse else None
+        if topic_name is None:
+            return None
+        try:
+            check_topic_name(topic_name)
+        except TopicError:
+            return None
+        return topic_name if self.matches(topic_name) else None
+
+
+class _ReverseTemplate:
+    """A route's key template, turned round: key -> Topic Name.
+
+    It exists when the filter is made of literals and named levels only (a trailing ``/#`` is dropped) and the key
+    holds every one of the names. A key that can be read in two ways gives no name.
+    """
+
+    __slots__ = ("_greedy", "_lazy", "_levels")
+
+    def __init__(self, key_parts: Sequence[str | int], levels: Sequence[str | int]) -> None:
+        self._levels = levels
+        self._greedy = re.compile(_pattern(key_parts, "[^/]*"))
+        self._lazy = re.compile(_pattern(key_parts, "[^/]*?"))
+
+    @classmethod
+    def of(cls, route: Route) -> _ReverseTemplate | None:
+        key_parts = route.key_parts
+        spelled = route.filter.removesuffix("/#").split("/")
+        if key_parts is None or "+" in spelled or "#" in spelled:
+            return None
+        named = set(route.level_names.values())
+        if not named.issubset(key_parts):
+            return None
+        return cls(key_parts, [index if index in named else level for index, level in enumerate(spelled)])
+
+    def topic_name(self, key: str) -> str | None:
+        found = self._greedy.fullmatch(key)
+        if found is None:
+            return None
+        other = self._lazy.fullmatch(key)
+        if other is None or other.groupdict() != found.groupdict():
+            return None
+        return "/".join(found[f"l{level}"] if isinstance(level, int) else level for level in self._levels)
+
+
+def _pattern(key_parts: Sequence[str | int], level_pattern: str) -> str:
+    pieces: list[str] = []
+    seen: set[int] = set()
+    for part in key_parts:
+        if isinstance(part, str):
+            pieces.append(re.escape(part))
+        elif part in seen:
+            pieces.append(f"(?P=l{part})")
+        else:
+            seen.add(part)
+            pieces.append(f"(?P<l{part}>{level_pattern})")
+    return "".join(pieces)
