@@ -1,0 +1,1 @@
+"""The handler: what stands between a socket and a session engine, extending amqtt's protocol layer."""

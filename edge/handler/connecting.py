@@ -1,0 +1,108 @@
+"""From CONNECT to CONNACK: limits, bans, credentials, the will's right, then the session.
+
+In this order, so that nothing changes before a client has been accepted (invariant I14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from edge.access.authentication import AuthenticatorUnavailable
+from edge.access.principal import Credentials, Principal, principal_from_certificate
+from edge.wire import Connect, ReasonCode
+
+if TYPE_CHECKING:
+    from edge.handler.protocol import EdgeProtocolHandler
+    from edge.handler.services import EdgeServices
+
+
+async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_id: str) -> None:
+    """Accept or refuse one CONNECT.
+
+    1. the node is ready, the CONNECT's turn has come, no ban: else 0x88, 0x9F, 0x8A
+    2. `Authenticator.authenticate`: else 0x86 (0x88 when nobody can say)
+    3. the will's topic name may be published to: else 0x87
+    4. a session of the same client id on this node belongs to the same principal: else 0x87
+    5. that session is taken over with 0x8E [MQTT5-3.1.4-3] [MQTT311-3.1.4-2], this one registered, CONNACK sent
+    """
+    services = handler.services
+    credentials = _credentials(handler, connect, client_id)
+    refusal = await _admitted(services, credentials)
+    if refusal is not None:
+        handler.refuse(*refusal)
+        return
+    try:
+        principal = await services.access.authenticator.authenticate(credentials)
+    except AuthenticatorUnavailable:
+        handler.refuse(ReasonCode.SERVER_UNAVAILABLE, "the authenticator does not answer; try again")
+        return
+    if principal is None:
+        _count_failure(services, credentials)
+        handler.refuse(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong")
+        return
+    refusal = _authorised(services, principal, connect)
+    if refusal is not None:
+        handler.refuse(*refusal)
+        return
+    if handler.is_open:
+        _take_over(services, principal.client_id)
+        handler.accepted(principal)
+
+
+def _credentials(handler: EdgeProtocolHandler, connect: Connect, client_id: str) -> Credentials:
+    ssl_object = handler.transport.get_extra_info("ssl_object") if handler.transport is not None else None
+    return Credentials(
+        client_id=client_id,
+        user_name=connect.user_name,
+        password=connect.password,
+        peer=handler.peer,
+        protocol_version=connect.protocol_version,
+        tls_subject=principal_from_certificate(ssl_object.getpeercert()) if ssl_object is not None else None,
+        tls_certificate=ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None,
+    )
+
+
+async def _admitted(services: EdgeServices, credentials: Credentials) -> tuple[ReasonCode, str] | None:
+    now = services.loop.time()
+    access = services.access
+    if not services.ready():
+        return ReasonCode.SERVER_UNAVAILABLE, "this edge is not ready; try again or use another edge"
+    if access.bans.banned(credentials, services.wall_ms() / 1000) is not None:
+        return ReasonCode.BANNED, "this client is banned for a time"
+    if access.flapping.banned_s(credentials.client_id, now) > 0:
+        return ReasonCode.BANNED, "this client id connects too often; is it used twice?"
+    wait_s = access.gate.connect(now)
+    if wait_s is None:
+        return ReasonCode.CONNECTION_RATE_EXCEEDED, "too many clients connect at once; try again in a while"
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+    return None
+
+
+def _authorised(services: EdgeServices, principal: Principal, connect: Connect) -> tuple[ReasonCode, str] | None:
+    access = services.access
+    if access.bans.banned(principal, services.wall_ms() / 1000) is not None:
+        return ReasonCode.BANNED, "this client is banned for a time"
+    if connect.will is not None and not access.authorizer.may_publish(principal, connect.will.topic_name):
+        services.event("denied", principal.client_id, action="will", topic_name=connect.will.topic_name)
+        return ReasonCode.NOT_AUTHORIZED, "the will's topic name may not be published to"
+    owner = services.clients.get(principal.client_id)
+    if owner is not None and owner.principal is not None and owner.principal.name != principal.name:
+        return ReasonCode.NOT_AUTHORIZED, "this client id belongs to another user"
+    access.flapping.connected(principal.client_id, services.loop.time())
+    return None
+
+
+def _take_over(services: EdgeServices, client_id: str) -> None:
+    """The older connection of this client id ends, with its will, before the new one is answered."""
+    owner = services.clients.pop(client_id, None)
+    if owner is not None:
+        services.counters.taken_over_total += 1
+        services.event("taken_over", client_id, peer=owner.peer)
+        owner.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+
+
+def _count_failure(services: EdgeServices, credentials: Credentials) -> None:
+    blocked = services.access.failures.failed(credentials.peer, services.loop.time())
+    services.event("denied", credentials.client_id, action="connect", user=credentials.user_name or "", blocked=blocked)

@@ -1,0 +1,428 @@
+"""`EdgeProtocolHandler`: one connection, amqtt's `BrokerProtocolHandler` with our reader, send path and QoS flows.
+
+What stays of amqtt: the life cycle (`attach`, `start`, `stop`, `detach`), the `handle_*` extension points, `session`,
+`_send_packet`, `wait_disconnect` and the plug-in manager. What is ours: bytes come through asyncio's Protocol callbacks
+into a session engine, never through a StreamReader; there is no task, future or awaitable per message.
+
+The pump is one order everywhere: feed the engine -> `_perform` its effects -> `flush` its bytes -> `_arm` its timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from amqtt.mqtt.packet import MQTTPacket
+from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
+from amqtt.session import Session
+
+from bridge.delivery import Delivery
+from bridge.log import RecordRefused
+from bridge.subscriptions import Grant
+from edge.access.limits import Ticket
+from edge.access.principal import Principal
+from edge.handler import subscribing
+from edge.handler.amqtt_session import EdgeSession
+from edge.handler.connecting import connect_client
+from edge.handler.services import EdgeServices
+from edge.handler.targets import resolve_target
+from edge.session.effects import (
+    AppendRecord,
+    Authenticate,
+    CloseConnection,
+    CloseSubscriptions,
+    Effect,
+    OpenSubscriptions,
+    PauseReading,
+    PublishTarget,
+    PublishWill,
+    ResumeReading,
+)
+from edge.session.engine import SessionEngine
+from edge.session.publish_headers import record_headers
+from edge.session.transitions import ConnectionState
+from edge.wire import Packet, Publish, ReasonCode, Will, encode
+
+log = logging.getLogger(__name__)
+
+WRITE_BUFFER_HIGH_BYTES = 256 * 1024  # what the kernel did not take yet; beyond it deliveries wait in the engine
+CLOSE_TIMEOUT_S = 5.0  # a peer that takes no bytes is cut off
+
+
+class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ignore[misc]  # amqtt's classes are untyped to mypy
+    """Joins one transport, one engine and the shared services; a sink of the publisher, a subscriber of the deliverer.
+
+    amqtt's own constructor is not called: its two queues, four dicts and lock per connection (3 KiB) serve the flows
+    that are ours here.
+    """
+
+    def __init__(self, services: EdgeServices) -> None:
+        self.services = services
+        self._loop = services.loop
+        self.plugins_manager = services.plugins
+        self.logger = log
+        self.session: Session | None = None
+        self.reader = None
+        self.writer = None
+        self._disconnect_waiter: asyncio.Future[Any] | None = None
+        self.transport: asyncio.Transport | None = None
+        self.peer = ""
+        self.principal: Principal | None = None
+        self.connected_at_ms = 0
+        self._ticket: Ticket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._is_dirty = False
+        self._closing = False
+        self.engine = SessionEngine(
+            services.limits,
+            services.capabilities,
+            self._resolve,
+            _new_client_id,
+            self._loop.time(),
+            services.wall_clock_offset_ms,
+        )
+
+    # asyncio.Protocol ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A network connection was accepted: is there a place for one more stranger?"""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
+        admission = self.services.access.gate.admit(self.peer, self._loop.time())
+        if not isinstance(admission, Ticket):
+            self.services.counters.refused_total += 1
+            transport.abort()
+            return
+        self._ticket = admission
+        self.services.connections.add(self)
+        self.services.counters.connections_total += 1
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes arrived: all their packets are worked off, then answered with one write."""
+        engine = self.engine
+        self.services.counters.bytes_received += len(data)
+        engine.receive_data(data, self._loop.time())
+        if engine.effects:
+            self._perform()
+        if engine.out:
+            self.flush()
+
+    def eof_received(self) -> bool:
+        """The client closed its side; what is left to do follows in `connection_lost`."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The network connection is gone: the session ends, with its will if no DISCONNECT came."""
+        self.engine.connection_lost()
+        self._perform()
+        self._release()
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full: deliveries wait."""
+        self.engine.writing_paused()
+
+    def resume_writing(self) -> None:
+        """The transport takes bytes again."""
+        self.engine.writing_resumed(self._loop.time())
+        self.flush()
+
+    # Subscriber (bridge.deliverer) and AppendSink (bridge.publisher) -------------------------------------------------
+
+    def deliver(self, delivery: Delivery, grant: Grant) -> None:
+        """A record matched; the bytes leave with the batch (`EdgeServices.flush`)."""
+        engine = self.engine
+        engine.deliver(delivery, grant, 0.0 if delivery.expiry_s is None else self._loop.time())
+        if engine.effects:
+            self._perform()
+        if not self._is_dirty and engine.out:
+            self._is_dirty = True
+            self.services.dirty.append(self)
+
+    def record_appended(self, token: Any, offset: int) -> None:
+        """Kafka has acknowledged one of our records."""
+        engine = self.engine
+        engine.record_appended(token)
+        if engine.effects:
+            self._perform()
+        if not self._is_dirty and engine.out:
+            self._is_dirty = True
+            self.services.dirty.append(self)
+
+    def record_refused(self, token: Any, error: RecordRefused) -> None:
+        """Kafka has refused one of our records for good."""
+        self.engine.record_refused(token, ReasonCode.QUOTA_EXCEEDED, error.reason)
+        self._pump()
+
+    def record_unknown(self, token: Any) -> None:
+        """Nobody knows: close without an answer, so that the client sends it again (design section 5)."""
+        self.disconnect(ReasonCode.SERVER_BUSY, "Kafka gave no answer in time; send what is unacknowledged again")
+
+    # For the node and the connection helpers -------------------------------------------------------------------------
+
+    @property
+    def client_id(self) -> str:
+        """The Client Identifier, assigned or sent; empty before CONNECT."""
+        return self.engine.client_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the network connection is still there to be answered."""
+        return self.transport is not None and self.engine.state is not ConnectionState.CLOSED
+
+    def accepted(self, principal: Principal) -> None:
+        """CONNECT is accepted: attach the amqtt session, register the client, answer CONNACK."""
+        services = self.services
+        self.principal = principal
+        self.connected_at_ms = services.wall_ms()
+        if self._ticket is not None:
+            self._ticket.release(authenticated=True)
+        services.clients[principal.client_id] = self
+        if services.plugins is not None:
+            assert self.engine.connect is not None
+            self.attach(EdgeSession(self.engine.connect, principal), None, None)
+        services.event("connected", principal.client_id, peer=self.peer, user=principal.name)
+        self.engine.accept(False, self._loop.time())
+        self._pump()
+
+    def refuse(self, reason_code: ReasonCode, reason: str) -> None:
+        """CONNECT is refused."""
+        self.services.counters.refused_total += 1
+        self.engine.refuse(reason_code, reason)
+        self._pump()
+
+    def disconnect(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:
+        """End this connection from our side: DISCONNECT for 5.0, then close."""
+        self.engine.disconnect(reason_code, reason, server_reference)
+        self._pump()
+
+    def backbone_has_room(self) -> None:
+        """The publisher takes records again."""
+        self.engine.backbone_full(False)
+        self._pump()
+
+    def rights_changed(self) -> None:
+        """The ACL changed: publish targets are resolved anew, subscriptions that are no longer allowed go."""
+        if self.engine.incoming is not None:
+            self.engine.incoming.forget_targets()
+        if self.principal is None:
+            return
+        authorizer = self.services.access.authorizer
+        for topic_filter in list(self.services.table.filters_of(self)):
+            if not authorizer.may_subscribe(self.principal, topic_filter):
+                subscribing.remove_subscription(self, topic_filter)
+
+    def flush(self) -> None:
+        """Write what the engine has to send: one write per connection and turn."""
+        self._is_dirty = False
+        out = self.engine.out
+        if not out or self.transport is None:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self.services.counters.bytes_sent += len(data)
+        self.transport.write(data)
+
+    # amqtt's life cycle and extension points -------------------------------------------------------------------------
+
+    def _init_session(self, session: Session) -> None:
+        """amqtt's, without a LoggerAdapter per connection."""
+        self.session = session
+        self.keepalive_timeout = session.keep_alive or None
+
+    async def start(self) -> None:
+        """Nothing to start: bytes come by callback. Kept for amqtt's life cycle."""
+        self._disconnect_waiter = self._loop.create_future()
+
+    async def stop(self) -> None:
+        """Close the connection as amqtt's handler does: without a DISCONNECT packet."""
+        self._close()
+
+    async def handle_connect(self, connect: Any) -> None:
+        """Extension point: a CONNECT that is well-formed; accepts or refuses it."""
+        await connect_client(self, connect, self.engine.client_id)
+
+    async def handle_subscribe(self, subscribe: Any) -> None:
+        """Extension point: SUBSCRIBE; answers SUBACK when the positions are known."""
+        codes = await subscribing.open_subscriptions(self, subscribe)
+        if not self.is_open:
+            subscribing.remove_all(self)
+            return
+        self.engine.subscribed(subscribe.packet_id, codes, self._loop.time())
+        self._pump()
+
+    async def handle_unsubscribe(self, unsubscribe: Any) -> None:
+        """Extension point: UNSUBSCRIBE; answers UNSUBACK."""
+        codes = subscribing.close_subscriptions(self, unsubscribe)
+        self.engine.unsubscribed(unsubscribe.packet_id, codes, self._loop.time())
+        self._pump()
+
+    async def handle_connection_closed(self) -> None:
+        """Extension point: the connection is gone; called once, after the session's end."""
+        await self.handle_disconnect(None)
+
+    async def _send_packet(self, packet: Packet | MQTTPacket[Any, Any, Any]) -> None:
+        """Send a packet of ours or of amqtt's (3.1.1); the way of extensions, not of messages."""
+        data = packet.to_bytes() if isinstance(packet, MQTTPacket) else encode(packet, self.engine.protocol_version)
+        self.engine.out.append(data)
+        self.flush()
+
+    # The pump --------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        if self.engine.effects:
+            self._perform()
+        self.flush()
+
+    def _perform(self) -> None:
+        """Perform the engine's effects; appends first and fast, for they are nearly all there are."""
+        engine = self.engine
+        publisher = self.services.publisher
+        rearm = False
+        while engine.effects:
+            effects, engine.effects = engine.effects, []
+            for effect in effects:
+                if type(effect) is AppendRecord:
+                    self.services.counters.messages_received += 1
+                    publisher.append(
+                        effect.target.destination,
+                        effect.value,
+                        effect.headers,
+                        self if effect.packet_id else None,
+                        effect,
+                    )
+                else:
+                    rearm = True
+                    self._perform_other(effect)
+        if publisher.is_full and self.is_open:
+            self.services.waiting_for_room.add(self)
+            engine.backbone_full(True)
+            for effect in engine.effects:
+                self._perform_other(effect)
+            engine.effects = []
+        if rearm:
+            self._arm()
+
+    def _perform_other(self, effect: Effect) -> None:
+        if isinstance(effect, Authenticate):
+            self._spawn(self.handle_connect, effect.connect)
+        elif isinstance(effect, OpenSubscriptions):
+            self._spawn(self.handle_subscribe, effect.packet)
+        elif isinstance(effect, CloseSubscriptions):
+            self._spawn(self.handle_unsubscribe, effect.packet)
+        elif isinstance(effect, PublishWill):
+            self._publish_will(effect.will)
+        elif isinstance(effect, PauseReading):
+            if self.transport is not None:
+                self.transport.pause_reading()
+        elif isinstance(effect, ResumeReading):
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.resume_reading()
+        elif isinstance(effect, CloseConnection):
+            self.flush()
+            self._close()
+
+    def _spawn(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:
+        """Run one extension point as a task: for the few packets that have to wait for something."""
+        if self._tasks is None:
+            self._tasks = set()
+        task = self._loop.create_task(self._guarded(function, argument))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:
+        try:
+            await function(argument)
+        except Exception:
+            log.exception("client %s: %s failed", self.client_id, function.__name__)
+            self.disconnect(ReasonCode.UNSPECIFIED_ERROR, "the edge failed; please report it")
+            self._close()
+
+    def _resolve(self, raw: bytes) -> PublishTarget | ReasonCode:
+        assert self.principal is not None
+        return resolve_target(self.services, self.principal, raw)
+
+    def _publish_will(self, will: Will) -> None:
+        """Append the will; nobody is left to hear of it, so only the log tells [MQTT5-3.1.2-8]."""
+        raw = will.topic_name.encode()
+        target = self._resolve(raw)
+        if isinstance(target, ReasonCode):
+            return
+        packet = Publish(raw, will.payload, will.qos, will.retain, False, 0, will.properties)
+        headers = record_headers(packet, target, self.services.limits)
+        if not isinstance(headers, ReasonCode):
+            self.services.counters.wills_published += 1
+            self.services.publisher.append(target.destination, will.payload, headers, _WillSink(self.client_id), None)
+
+    # Timers and the end ----------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        due = self.engine.get_timer()
+        timer = self._timer
+        if timer is not None and (due is None or due < timer.when()):
+            timer.cancel()
+            self._timer = timer = None
+        if due is not None and timer is None:
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.engine.handle_timer(self._loop.time())
+        self._pump()
+        self._arm()
+
+    def _close(self) -> None:
+        transport = self.transport
+        if transport is None or self._closing:
+            return
+        self._closing = True
+        transport.close()
+        # transport.close() waits for the peer to take what was written; a peer that does not is cut off
+        self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+
+    def _release(self) -> None:
+        services = self.services
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ticket is not None:
+            self._ticket.release(authenticated=False)
+        services.connections.discard(self)
+        services.waiting_for_room.discard(self)
+        self.transport = None
+        if self.principal is not None:
+            subscribing.remove_all(self)
+            if services.clients.get(self.client_id) is self:
+                del services.clients[self.client_id]
+            if self.engine.outgoing is not None:
+                services.counters.messages_dropped += self.engine.outgoing.dropped
+            services.event("disconnected", self.client_id, reason=self.engine.reason, peer=self.peer)
+        if self._disconnect_waiter is not None and not self._disconnect_waiter.done():
+            self._disconnect_waiter.set_result(None)
+
+
+class _WillSink:
+    """A will has no client to answer; what became of it goes to the log."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+
+    def record_appended(self, token: Any, offset: int) -> None:
+        log.debug("the will of %s is at offset %d", self._client_id, offset)
+
+    def record_refused(self, token: Any, error: RecordRefused) -> None:
+        log.error("the will of %s was refused by Kafka: %s", self._client_id, error.reason)
+
+    def record_unknown(self, token: Any) -> None:
+        log.error("the will of %s may be lost: Kafka gave no answer in time", self._client_id)
+
+
+def _new_client_id() -> str:
+    return "headwater-" + uuid.uuid4().hex  # [MQTT5-3.2.2-16]: used by no other session

@@ -1,0 +1,95 @@
+"""What all connections of one edge share. The node builds it; handlers and their helpers use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from amqtt.plugins.manager import PluginManager
+
+from bridge.deliverer import Deliverer
+from bridge.partitioning import RouteTable
+from bridge.publisher import Publisher
+from bridge.subscriptions import SubscriptionTable
+from edge.access.acl import Authorizer
+from edge.access.authentication import Authenticator
+from edge.access.bans import BanList
+from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
+from edge.session.connect import Capabilities
+from schemas.events import Event
+
+if TYPE_CHECKING:
+    from edge.handler.protocol import EdgeProtocolHandler
+
+
+@dataclass(slots=True)
+class Access:
+    """Who may connect, what they may do, and how often (`edge.access`)."""
+
+    authenticator: Authenticator
+    authorizer: Authorizer
+    gate: ConnectionGate
+    failures: FailureTracker
+    flapping: FlappingTracker
+    bans: BanList
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start of the node."""
+
+    connections_total: int = 0
+    refused_total: int = 0
+    taken_over_total: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    messages_received: int = 0
+    messages_dropped: int = 0
+    wills_published: int = 0
+
+
+@dataclass(slots=True)
+class EdgeServices:
+    """One edge's shared parts. `ready` says whether new CONNECTs are served; `record_event` appends to
+    `headwater.events`; `wall_clock_offset_ms` turns the loop's clock into milliseconds since the epoch."""
+
+    node_id: str
+    loop: asyncio.AbstractEventLoop
+    limits: Limits
+    capabilities: Capabilities
+    access: Access
+    routes: RouteTable
+    table: SubscriptionTable
+    publisher: Publisher
+    deliverer: Deliverer
+    plugins: PluginManager[Any] | None
+    record_event: Callable[[Event], None]
+    wall_clock_offset_ms: float
+    ready: Callable[[], bool] = lambda: True
+    counters: Counters = field(default_factory=Counters)
+    clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
+    connections: set[EdgeProtocolHandler] = field(default_factory=set)
+    dirty: list[EdgeProtocolHandler] = field(default_factory=list)
+    waiting_for_room: set[EdgeProtocolHandler] = field(default_factory=set)
+
+    def flush(self) -> None:
+        """One write per connection that has something to send; called once per batch of records or answers."""
+        dirty = self.dirty
+        if dirty:
+            self.dirty = []
+            for handler in dirty:
+                handler.flush()
+        if self.waiting_for_room and not self.publisher.is_full:
+            waiting, self.waiting_for_room = self.waiting_for_room, set()
+            for handler in waiting:
+                handler.backbone_has_room()
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return int(self.loop.time() * 1000 + self.wall_clock_offset_ms)
+
+    def event(self, kind: str, client_id: str, **detail: Any) -> None:
+        """Append one presence or audit event."""
+        self.record_event(Event(kind, client_id, self.node_id, self.wall_ms(), detail))

@@ -1,0 +1,129 @@
+"""SUBSCRIBE and UNSUBSCRIBE: rights, the subscription table, and the partitions that the node then consumes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bridge.subscriptions import Subscription
+from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
+
+if TYPE_CHECKING:
+    from edge.handler.protocol import EdgeProtocolHandler
+
+POSITIONS_TIMEOUT_S = 10.0  # Kafka has not told the end offsets by then: the client hears of it and may try again
+
+
+async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
+    """Grant or refuse each filter, in order [MQTT5-3.9.3-1] [MQTT311-3.9.3-1]; done when the positions are known.
+
+    1. `_refusal`: the filter's form, the client's right to every name it can match, the number of subscriptions
+    2. `SubscriptionTable.add`: matches from the next record on
+    3. `Deliverer.add_filter`: the node's position on the filter's partitions becomes known
+    """
+    codes: list[ReasonCode] = []
+    waiters: list[asyncio.Future[None]] = []
+    fresh: list[str] = []
+    identifiers = packet.properties.subscription_identifiers if packet.properties is not None else ()
+    for request in packet.subscriptions:
+        refusal = _refusal(handler, request)
+        if refusal is not None:
+            codes.append(refusal)
+            continue
+        waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh)
+        if waiter is not None:
+            waiters.append(waiter)
+        codes.append(ReasonCode(min(request.qos, handler.services.capabilities.qos_max)))
+    if waiters:
+        codes = await _positions_known(handler, packet, codes, waiters, fresh)
+    _record(handler, "subscribed", [request.topic_filter for request in packet.subscriptions])
+    return tuple(codes)
+
+
+def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tuple[ReasonCode, ...]:
+    """Delete by literal comparison [MQTT5-3.10.4-1] [MQTT311-3.10.4-1]; the last one gives the partitions back."""
+    codes = tuple(
+        ReasonCode.SUCCESS if remove_subscription(handler, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED
+        for topic_filter in packet.topic_filters
+    )
+    _record(handler, "unsubscribed", list(packet.topic_filters))
+    return codes
+
+
+def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
+    """Remove one subscription of this client; False if there was none."""
+    if handler.services.table.remove(topic_filter, handler) is None:
+        return False
+    handler.services.deliverer.remove_filter(topic_filter)
+    return True
+
+
+def remove_all(handler: EdgeProtocolHandler) -> None:
+    """The session ends: its subscriptions go."""
+    for topic_filter in list(handler.services.table.filters_of(handler)):
+        remove_subscription(handler, topic_filter)
+
+
+def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> ReasonCode | None:
+    services = handler.services
+    topic_filter = request.topic_filter
+    if topic_filter.startswith("$share/"):
+        return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+    if (
+        len(topic_filter.encode()) > services.limits.topic_name_bytes_max
+        or topic_filter.count("/") >= services.limits.topic_levels_max
+    ):
+        return ReasonCode.TOPIC_FILTER_INVALID
+    held = services.table.filters_of(handler)
+    if topic_filter not in held and len(held) >= services.limits.subscriptions_per_client_max:
+        return ReasonCode.QUOTA_EXCEEDED
+    assert handler.principal is not None
+    if not services.access.authorizer.may_subscribe(handler.principal, topic_filter):
+        services.event("denied", handler.client_id, action="subscribe", topic_filter=topic_filter)
+        return ReasonCode.NOT_AUTHORIZED
+    return None
+
+
+def _add(
+    handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, fresh: list[str]
+) -> asyncio.Future[None] | None:
+    services = handler.services
+    topic_filter = request.topic_filter
+    replaces = topic_filter in services.table.filters_of(handler)
+    services.table.add(
+        Subscription(
+            subscriber=handler,
+            topic_filter=topic_filter,
+            qos=min(request.qos, services.capabilities.qos_max),
+            no_local=request.no_local,
+            retain_as_published=request.retain_as_published,
+            subscription_id=identifier,
+            not_before=None if replaces else services.deliverer.start_positions(topic_filter),
+        )
+    )
+    if replaces:  # the flow of publications is not interrupted [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
+        return None
+    fresh.append(topic_filter)
+    return services.deliverer.add_filter(topic_filter)
+
+
+async def _positions_known(
+    handler: EdgeProtocolHandler,
+    packet: Subscribe,
+    codes: list[ReasonCode],
+    waiters: list[asyncio.Future[None]],
+    fresh: list[str],
+) -> list[ReasonCode]:
+    done, pending = await asyncio.wait(waiters, timeout=POSITIONS_TIMEOUT_S)
+    if not pending and all(not waiter.cancelled() and waiter.exception() is None for waiter in done):
+        return codes
+    for topic_filter in fresh:
+        remove_subscription(handler, topic_filter)
+    return [
+        ReasonCode.UNSPECIFIED_ERROR if code < ReasonCode.UNSPECIFIED_ERROR and request.topic_filter in fresh else code
+        for code, request in zip(codes, packet.subscriptions, strict=True)
+    ]
+
+
+def _record(handler: EdgeProtocolHandler, kind: str, topic_filters: list[str]) -> None:
+    handler.services.event(kind, handler.client_id, topic_filters=topic_filters)

@@ -1,0 +1,122 @@
+"""CONNECT negotiated: what both sides may do on this connection, or the reason code of the refusal. Pure."""
+
+from dataclasses import dataclass
+
+from edge.access.limits import Limits
+from edge.wire import Connack, Connect, Properties, ReasonCode
+
+MQTT_5 = 5
+PACKET_BYTES_UNLIMITED = 268_435_460  # the largest packet MQTT can express: 256 MiB and its header [MQTT5-2.1.4]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this edge offers; CONNACK says what is less than the specification's defaults (section 3.2.2.3)."""
+
+    qos_max: int = 1
+    retain_available: bool = False
+    shared_subscription_available: bool = False
+    session_expiry_s_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A CONNECT that is refused: the reason code (5.0; mapped for 3.1.1) and a sentence for the log and the client."""
+
+    reason_code: ReasonCode
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Negotiated:
+    """What holds for one connection. Times in seconds, sizes in bytes.
+
+    `receive_maximum` and `packet_bytes_max` are the client's, for what this edge sends; the edge's own are in `Limits`.
+    """
+
+    client_id: str
+    client_id_assigned: bool
+    protocol_version: int
+    keep_alive_s: int
+    server_keep_alive: bool
+    receive_maximum: int
+    packet_bytes_max: int
+    problem_information: bool
+    session_expiry_requested_s: int
+
+
+def negotiate(
+    connect: Connect, limits: Limits, capabilities: Capabilities, assigned_client_id: str
+) -> Negotiated | Refusal:
+    """Section 3.1 of both specifications as far as it needs no credentials.
+
+    `assigned_client_id` is used if the client sent none [MQTT5-3.1.3-6] [MQTT311-3.1.3-6].
+    """
+    refusal = _refusal(connect, limits, capabilities)
+    if refusal is not None:
+        return refusal
+    properties = connect.properties
+    keep_alive_s = connect.keep_alive_s
+    # 3.1.1 cannot be told of a Server Keep Alive, so there a keep alive of 0 stays "never"
+    server_keep_alive = keep_alive_s == 0 and connect.protocol_version == MQTT_5
+    if server_keep_alive:
+        keep_alive_s = limits.server_keep_alive_s
+    return Negotiated(
+        client_id=connect.client_id or assigned_client_id,
+        client_id_assigned=not connect.client_id,
+        protocol_version=connect.protocol_version,
+        keep_alive_s=keep_alive_s,
+        server_keep_alive=server_keep_alive,
+        receive_maximum=min(properties.receive_maximum or limits.receive_maximum_out, limits.receive_maximum_out),
+        packet_bytes_max=properties.maximum_packet_size_bytes or PACKET_BYTES_UNLIMITED,
+        problem_information=properties.request_problem_information is not False,
+        session_expiry_requested_s=properties.session_expiry_interval_s or 0,
+    )
+
+
+def _refusal(connect: Connect, limits: Limits, capabilities: Capabilities) -> Refusal | None:
+    if not connect.client_id and not connect.clean_start and connect.protocol_version != MQTT_5:
+        # [MQTT311-3.1.3-8]
+        return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs Clean Session 1")
+    if len(connect.client_id.encode()) > limits.client_id_bytes_max:
+        # [MQTT5-3.1.3-8] [MQTT311-3.1.3-9]
+        return Refusal(
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, f"the client id is longer than {limits.client_id_bytes_max} bytes"
+        )
+    if connect.properties.authentication_method is not None:
+        # [MQTT5-4.12.0-1]
+        return Refusal(ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not available on this edge")
+    will = connect.will
+    if will is None:
+        return None
+    if will.qos > capabilities.qos_max:
+        return Refusal(
+            ReasonCode.QOS_NOT_SUPPORTED, f"the will's QoS is above {capabilities.qos_max}"
+        )  # [MQTT5-3.2.2-12]
+    if will.retain and not capabilities.retain_available:
+        return Refusal(ReasonCode.RETAIN_NOT_SUPPORTED, "retained messages are not available")  # [MQTT5-3.2.2-13]
+    return None
+
+
+def connack(negotiated: Negotiated, limits: Limits, capabilities: Capabilities, session_present: bool) -> Connack:
+    """The accepting CONNACK; properties say only what differs from the specification's defaults (section 3.2.2.3)."""
+    if negotiated.protocol_version != MQTT_5:
+        return Connack(session_present=session_present, reason_code=ReasonCode.SUCCESS)
+    properties = Properties(
+        receive_maximum=limits.receive_maximum_in,
+        maximum_packet_size_bytes=limits.packet_bytes_max,
+        topic_alias_maximum=limits.topic_alias_maximum,
+    )
+    if capabilities.qos_max < 2:
+        properties.maximum_qos = capabilities.qos_max  # [MQTT5-3.2.2-9]
+    if not capabilities.retain_available:
+        properties.retain_available = False
+    if not capabilities.shared_subscription_available:
+        properties.shared_subscription_available = False
+    if negotiated.session_expiry_requested_s > capabilities.session_expiry_s_max:
+        properties.session_expiry_interval_s = capabilities.session_expiry_s_max
+    if negotiated.client_id_assigned:
+        properties.assigned_client_identifier = negotiated.client_id  # [MQTT5-3.1.3-7] [MQTT5-3.2.2-16]
+    if negotiated.server_keep_alive:
+        properties.server_keep_alive_s = negotiated.keep_alive_s  # [MQTT5-3.1.2-21]
+    return Connack(session_present=session_present, reason_code=ReasonCode.SUCCESS, properties=properties)

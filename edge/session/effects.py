@@ -1,0 +1,105 @@
+"""What a session engine asks its handler to do: effects as values, each awaited one with its completion method.
+
+| effect | completion on `SessionEngine` |
+|---|---|
+| `Authenticate` | `accept` or `refuse` |
+| `AppendRecord` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
+| `OpenSubscriptions` | `subscribed` |
+| `CloseSubscriptions` | `unsubscribed` |
+| `PublishWill`, `PauseReading`, `ResumeReading`, `CloseConnection` | none |
+
+The shape follows mitmproxy's `proxy/commands.py`; a packet to send is not an effect but bytes in `SessionEngine.out`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bridge.partitioning import Destination
+from edge.wire import Connect, Subscribe, Unsubscribe, Will
+
+RecordHeaders = Sequence[tuple[str, bytes]]
+
+
+@dataclass(slots=True)
+class PublishTarget:
+    """Where one topic name goes, resolved once per session and topic name: routed, checked against the ACL, encoded.
+
+    `headers[qos]` are the record headers of a plain publish of that QoS, shared by all records of the topic name.
+    """
+
+    destination: Destination
+    headers: tuple[list[tuple[str, bytes]], list[tuple[str, bytes]], list[tuple[str, bytes]]]
+
+
+@dataclass(slots=True)
+class PendingAnswer:
+    """A place in the queue of answers: `answer` leaves once it is known and every earlier one has left
+    [MQTT311-4.6.0-2]. The packet identifier of a QoS 0 message is 0: it has no answer."""
+
+    packet_id: int
+    answer: bytes | None
+
+
+@dataclass(slots=True)
+class AppendRecord(PendingAnswer):
+    """Append one application message to Kafka; the answer is known when Kafka has acknowledged or refused it."""
+
+    target: PublishTarget
+    value: bytes
+    headers: RecordHeaders
+
+
+@dataclass(slots=True)
+class Authenticate:
+    """Check limits, credentials and the will's right; nothing may change before (invariant I14)."""
+
+    connect: Connect
+    client_id: str
+
+
+@dataclass(slots=True)
+class OpenSubscriptions:
+    """Check the ACL and make the node consume what the filters can match; done when the positions are known."""
+
+    packet: Subscribe
+
+
+@dataclass(slots=True)
+class CloseSubscriptions:
+    packet: Unsubscribe
+
+
+@dataclass(slots=True)
+class PublishWill:
+    """Append the will [MQTT5-3.1.2-8] [MQTT311-3.1.2-8]."""
+
+    will: Will
+
+
+@dataclass(slots=True)
+class PauseReading:
+    """Stop reading from the socket: the bound on unfinished work of this client is reached."""
+
+
+@dataclass(slots=True)
+class ResumeReading:
+    """Read again."""
+
+
+@dataclass(slots=True)
+class CloseConnection:
+    """Write what is in `out`, then close the network connection."""
+
+    reason: str
+
+
+Effect = (
+    AppendRecord
+    | Authenticate
+    | OpenSubscriptions
+    | CloseSubscriptions
+    | PublishWill
+    | PauseReading
+    | ResumeReading
+    | CloseConnection
+)

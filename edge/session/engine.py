@@ -1,0 +1,511 @@
+"""One MQTT connection as a pure machine: bytes and completions in, bytes (`out`) and effects (`effects`) out.
+
+The handler's pump is the same in every callback: feed, perform `effects`, write `out`, re-arm `get_timer()`. Nothing
+raises across this edge: a violation becomes a reason code in `SessionEngine._violated`, and only there.
+"""
+
+from collections.abc import Callable
+
+from bridge.delivery import Delivery
+from bridge.subscriptions import Grant
+from edge.access.limits import ClientRate, Limits
+from edge.session.connect import MQTT_5, Capabilities, Negotiated, Refusal, connack, negotiate
+from edge.session.effects import (
+    AppendRecord,
+    Authenticate,
+    CloseConnection,
+    CloseSubscriptions,
+    Effect,
+    OpenSubscriptions,
+    PauseReading,
+    PublishWill,
+    ResumeReading,
+)
+from edge.session.errors import QosNotSupported, ReceiveMaximumExceeded, RetainNotSupported
+from edge.session.incoming import Incoming, Resolve
+from edge.session.outgoing import Outgoing
+from edge.session.publish_headers import record_headers
+from edge.session.transitions import ConnectionEvent, ConnectionState, next_state
+from edge.wire import (
+    Connack,
+    Connect,
+    Disconnect,
+    Framer,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    ProtocolError,
+    ProtocolViolation,
+    Puback,
+    Publish,
+    ReasonCode,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    Will,
+    decode_for_server,
+    encode,
+    encode_within,
+    puback,
+)
+
+_PINGRESP = encode(Pingresp(), 4)
+_HELD_MAX = 64  # packets that wait behind a CONNECT or a SUBSCRIBE before reading pauses; one read brings about as many
+_UNACKNOWLEDGED_MAX_3 = 1_000  # 3.1.1 cannot be told a Receive Maximum: reading pauses at this many instead
+
+# Why reading is paused; it goes on when none holds
+_HELD, _UNACKNOWLEDGED, _RATE, _BACKBONE = 1, 2, 4, 8
+
+
+class SessionEngine:
+    """The state of one connection. Single-threaded; every method runs to completion.
+
+    `resolve` finds a publish's target and is set once the client is known; `new_client_id` makes an identifier for a
+    client that sent none. `wall_offset_ms` turns `now` into milliseconds since the epoch, for message expiry.
+    """
+
+    __slots__ = (
+        "_accepted_at",
+        "_capabilities",
+        "_framer",
+        "_held",
+        "_last_received",
+        "_limits",
+        "_new_client_id",
+        "_paused",
+        "_rate",
+        "_read_again_at",
+        "client_id",
+        "connect",
+        "effects",
+        "incoming",
+        "negotiated",
+        "out",
+        "outgoing",
+        "protocol_version",
+        "reason",
+        "resolve",
+        "state",
+        "wall_offset_ms",
+    )
+
+    def __init__(
+        self,
+        limits: Limits,
+        capabilities: Capabilities,
+        resolve: Resolve,
+        new_client_id: Callable[[], str],
+        now: float,
+        wall_offset_ms: float,
+    ) -> None:
+        self._limits = limits
+        self._capabilities = capabilities
+        self.resolve = resolve
+        self._new_client_id = new_client_id
+        self.wall_offset_ms = wall_offset_ms
+        self._framer = Framer(limits.connect_packet_bytes_max)
+        self._accepted_at = now
+        self._last_received = now
+        self._held: list[Packet] | None = None
+        self._paused = 0
+        self._read_again_at: float | None = None
+        self._rate: ClientRate | None = None
+        self.state = ConnectionState.AWAITING_CONNECT
+        self.protocol_version = 4
+        self.client_id = ""
+        self.connect: Connect | None = None
+        self.negotiated: Negotiated | None = None
+        self.incoming: Incoming | None = None
+        self.outgoing: Outgoing | None = None
+        self.out: list[bytes] = []
+        self.effects: list[Effect] = []
+        self.reason = ""
+
+    # Events --------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float) -> None:
+        """Bytes from the client, in any chunking; every packet that is whole is worked off."""
+        if self.is_closed:
+            return
+        self._last_received = now
+        incoming = self.incoming
+        before = incoming.received if incoming is not None else 0
+        try:
+            for first_byte, body in self._framer.feed(data):
+                packet = decode_for_server(first_byte, body, self.protocol_version)
+                if type(packet) is Publish and self._held is None:
+                    self._on_publish(packet)
+                elif type(packet) is Puback and self.outgoing is not None:
+                    self.outgoing.acknowledged(packet.packet_id, self._wall_ms(now))
+                else:
+                    self._on_packet(packet, now)
+                if self.is_closed:
+                    return
+            if self._framer.error is not None:
+                raise self._framer.error
+        except ProtocolViolation as violation:
+            self._violated(violation)
+            return
+        if self._rate is not None:
+            incoming = self.incoming
+            messages = incoming.received - before if incoming is not None else 0
+            wait_s = self._rate.take(messages, len(data), now)
+            if wait_s > 0:
+                self._read_again_at = now + wait_s
+                self._pause(_RATE)
+
+    def accept(self, session_present: bool, now: float) -> None:
+        """The client may connect: CONNACK, then whatever it sent meanwhile [MQTT5-3.2.0-1] [MQTT311-3.2.0-1]."""
+        if self.state is not ConnectionState.AUTHENTICATING:
+            return
+        assert self.negotiated is not None
+        self.state = next_state(self.state, ConnectionEvent.ACCEPTED)
+        answer = connack(self.negotiated, self._limits, self._capabilities, session_present)
+        self._send(answer)
+        self._framer.packet_bytes_max = self._limits.packet_bytes_max
+        if self._limits.messages_per_s or self._limits.bytes_per_s:
+            self._rate = ClientRate(self._limits)
+        self._last_received = now
+        self._release_held(now)
+
+    def refuse(self, reason_code: ReasonCode, reason: str) -> None:
+        """CONNACK with an error, then close [MQTT5-3.2.2-7] [MQTT311-3.2.2-5]."""
+        if self.state not in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
+            return
+        self.state = next_state(self.state, ConnectionEvent.REFUSED)
+        properties = Properties()
+        if self.negotiated is None or self.negotiated.problem_information:
+            properties.reason_string = reason
+        self._send(Connack(session_present=False, reason_code=reason_code, properties=properties))
+        self._close(reason)
+
+    def record_appended(self, record: AppendRecord) -> None:
+        """Kafka holds the record on all in-sync replicas: PUBACK in its turn [MQTT5-4.3.2-4] [MQTT311-4.3.2-2]."""
+        incoming = self.incoming
+        assert incoming is not None
+        incoming.answer(record, puback(record.packet_id))
+        if self._paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
+            self._resume(_UNACKNOWLEDGED)
+
+    def record_refused(self, record: AppendRecord, reason_code: ReasonCode, reason: str) -> None:
+        """Kafka refused the record for good: a negative PUBACK, or, in 3.1.1, which has none, the end."""
+        incoming = self.incoming
+        assert incoming is not None
+        incoming.refused += 1
+        if self.protocol_version == MQTT_5:
+            incoming.answer(record, encode(self._puback(record.packet_id, reason_code, reason), MQTT_5))
+        else:
+            self.disconnect(reason_code, reason)
+
+    def subscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float) -> None:
+        """The positions are known: SUBACK, so that nothing published from here on is missed."""
+        if self.state is not ConnectionState.CONNECTED:
+            return
+        self._send(Suback(packet_id, reason_codes))
+        self._release_held(now)
+
+    def unsubscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float) -> None:
+        """UNSUBACK [MQTT5-3.10.4-4] [MQTT311-3.10.4-4]."""
+        if self.state is not ConnectionState.CONNECTED:
+            return
+        self._send(Unsuback(packet_id, reason_codes))
+        self._release_held(now)
+
+    def deliver(self, delivery: Delivery, grant: Grant, now: float) -> None:
+        """A message that matches a subscription of this client."""
+        outgoing = self.outgoing
+        if outgoing is None or self.state is not ConnectionState.CONNECTED:
+            return
+        if grant.no_local and delivery.client_id == self.client_id:  # [MQTT5-3.8.3-3]
+            return
+        outgoing.deliver(delivery, grant, self._wall_ms(now))
+        if outgoing.overflowed:
+            self.disconnect(ReasonCode.QUOTA_EXCEEDED, "the client does not keep up with its QoS 1 messages")
+
+    def writing_paused(self) -> None:
+        """The socket takes no more: deliveries wait in the bounded buffer."""
+        if self.outgoing is not None:
+            self.outgoing.writable = False
+
+    def writing_resumed(self, now: float) -> None:
+        """The socket takes more again."""
+        if self.outgoing is not None:
+            self.outgoing.writable = True
+            self.outgoing.drain(self._wall_ms(now))
+
+    def backbone_full(self, full: bool) -> None:
+        """The publisher's buffer is full (or no longer): stop reading rather than drop."""
+        if full:
+            self._pause(_BACKBONE)
+        else:
+            self._resume(_BACKBONE)
+
+    def disconnect(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:
+        """The edge ends the connection; a 5.0 client is told why [MQTT5-4.13.1-1]."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        connected = self.state is ConnectionState.CONNECTED
+        self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
+        self._say_goodbye(connected, reason_code, reason, server_reference)
+
+    def connection_lost(self) -> None:
+        """The network connection is gone without a DISCONNECT: the will is due [MQTT5-3.1.2-8] [MQTT311-3.1.2-8]."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        connected = self.state is ConnectionState.CONNECTED
+        self.state = next_state(self.state, ConnectionEvent.CONNECTION_LOST)
+        self.reason = self.reason or "connection lost"
+        if connected:
+            self._publish_will()
+
+    def handle_timer(self, now: float) -> None:
+        """`now` has reached `get_timer()`: act on whatever is due."""
+        if self._read_again_at is not None and now >= self._read_again_at:
+            self._read_again_at = None
+            self._resume(_RATE)
+        if self.state in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
+            if now >= self._accepted_at + self._limits.connect_timeout_s:
+                self.state = next_state(self.state, ConnectionEvent.CONNECT_TIMEOUT)
+                self._close("no CONNECT within the time limit")
+        elif self.state is ConnectionState.CONNECTED and self._silent_until() <= now:
+            if self._paused:  # it is we who do not listen: the silence starts anew
+                self._last_received = now
+                return
+            self.state = next_state(self.state, ConnectionEvent.KEEP_ALIVE_EXPIRED)
+            self._say_goodbye(True, ReasonCode.KEEP_ALIVE_TIMEOUT, "1.5 x keep alive passed without a packet")
+
+    def get_timer(self) -> float | None:
+        """When to call `handle_timer`, on the clock of `now`; None: never."""
+        if self.state in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
+            return self._accepted_at + self._limits.connect_timeout_s
+        if self.state is ConnectionState.CLOSED:
+            return None
+        due = self._silent_until()
+        if self._read_again_at is not None:
+            return min(due, self._read_again_at)
+        return due if due != float("inf") else None
+
+    def statistics(self) -> dict[str, int]:
+        """Figures of this connection, for the state API."""
+        figures = {"received": 0, "refused": 0, "unacknowledged": 0}
+        if self.incoming is not None:
+            figures = {
+                "received": self.incoming.received,
+                "refused": self.incoming.refused,
+                "unacknowledged": self.incoming.unacknowledged,
+            }
+        return figures | (self.outgoing.statistics() if self.outgoing is not None else {})
+
+    # Packets -------------------------------------------------------------------------------------------------------
+
+    def _on_packet(self, packet: Packet, now: float) -> None:
+        if isinstance(packet, Connect):
+            self._on_connect(packet)
+        elif self.state is ConnectionState.AWAITING_CONNECT:
+            raise ProtocolError("the first packet must be CONNECT", "MQTT5-3.1.0-1")  # [MQTT311-3.1.0-1]
+        elif self.state is ConnectionState.AUTHENTICATING or (
+            self._held is not None and isinstance(packet, Publish | Subscribe | Unsubscribe | Disconnect)
+        ):
+            self._hold(packet)
+        elif isinstance(packet, Publish):
+            self._on_publish(packet)
+        elif isinstance(packet, Pingreq):
+            self.out.append(_PINGRESP)  # [MQTT5-3.12.4-1] [MQTT311-3.12.4-1]
+        elif isinstance(packet, Subscribe):
+            self._on_subscribe(packet)
+        elif isinstance(packet, Unsubscribe):
+            self._held = []
+            self.effects.append(CloseSubscriptions(packet))
+        elif isinstance(packet, Disconnect):
+            self._on_disconnect(packet)
+        elif isinstance(packet, Puback):
+            if self.outgoing is not None:
+                self.outgoing.acknowledged(packet.packet_id, self._wall_ms(now))
+        else:
+            raise ProtocolError(f"{type(packet).__name__.upper()} is not expected here", "MQTT5-4.13.1-1")
+
+    def _on_connect(self, packet: Connect) -> None:
+        if self.state is not ConnectionState.AWAITING_CONNECT:
+            raise ProtocolError("a second CONNECT", "MQTT5-3.1.0-2")  # [MQTT311-3.1.0-2]
+        self.protocol_version = packet.protocol_version
+        self.connect = packet
+        negotiated = negotiate(packet, self._limits, self._capabilities, self._new_client_id())
+        if isinstance(negotiated, Refusal):
+            self.refuse(negotiated.reason_code, negotiated.reason)
+            return
+        self.negotiated = negotiated
+        self.client_id = negotiated.client_id
+        self.state = next_state(self.state, ConnectionEvent.CONNECT_RECEIVED)
+        self._held = []
+        self.effects.append(Authenticate(packet, negotiated.client_id))
+
+    def _on_publish(self, packet: Publish) -> None:
+        incoming = self.incoming
+        if incoming is None:
+            incoming = self._first_publish()
+        incoming.received += 1
+        qos = packet.qos
+        properties = packet.properties
+        if qos > self._capabilities.qos_max:
+            raise QosNotSupported(f"QoS {qos} is above the Maximum QoS", "MQTT5-3.2.2-11")
+        if qos and incoming.unacknowledged >= self._limits.receive_maximum_in:
+            self._too_many_unacknowledged(incoming)
+        target = incoming.target(packet)
+        if isinstance(target, ReasonCode):
+            self._refuse_publish(incoming, packet, target)
+        elif packet.retain or properties is not None:
+            if packet.retain and not self._capabilities.retain_available and self.protocol_version == MQTT_5:
+                raise RetainNotSupported("Retain Available is 0", "MQTT5-3.2.2-14")
+            headers = record_headers(packet, target, self._limits)
+            if isinstance(headers, ReasonCode):
+                self._refuse_publish(incoming, packet, headers)
+            else:
+                self.effects.append(incoming.append(packet, target, headers))
+        else:
+            self.effects.append(incoming.append(packet, target, target.headers[qos]))
+
+    def _first_publish(self) -> Incoming:
+        self.incoming = Incoming(self.out, self.resolve, self._limits.topic_alias_maximum)
+        return self.incoming
+
+    def _too_many_unacknowledged(self, incoming: Incoming) -> None:
+        if self.protocol_version == MQTT_5:
+            raise ReceiveMaximumExceeded(
+                f"more than {self._limits.receive_maximum_in} unacknowledged PUBLISH packets", "MQTT5-3.3.4-7"
+            )
+        if incoming.unacknowledged >= _UNACKNOWLEDGED_MAX_3:
+            self._pause(_UNACKNOWLEDGED)
+
+    def _refuse_publish(self, incoming: Incoming, packet: Publish, reason_code: ReasonCode) -> None:
+        """A definite refusal: 5.0 hears it in PUBACK; 3.1.1 gets a normal PUBACK [MQTT311-3.3.5-2]."""
+        if not packet.qos:
+            incoming.refuse(packet, None)
+        elif self.protocol_version == MQTT_5:
+            incoming.refuse(packet, encode(self._puback(packet.packet_id, reason_code, ""), MQTT_5))
+        else:
+            incoming.refuse(packet, puback(packet.packet_id))
+
+    def _on_subscribe(self, packet: Subscribe) -> None:
+        negotiated = self.negotiated
+        assert negotiated is not None
+        if self.outgoing is None:
+            self.outgoing = Outgoing(
+                self.out,
+                self.protocol_version,
+                negotiated.receive_maximum,
+                negotiated.packet_bytes_max,
+                self._limits.buffer_messages_max,
+                self._limits.buffer_bytes_max,
+            )
+        self._held = []  # what follows waits for the SUBACK, as if it were done at once
+        self.effects.append(OpenSubscriptions(packet))
+
+    def _on_disconnect(self, packet: Disconnect) -> None:
+        assert self.negotiated is not None
+        expiry_s = packet.properties.session_expiry_interval_s if packet.properties is not None else None
+        if expiry_s and not self.negotiated.session_expiry_requested_s:
+            raise ProtocolError("Session Expiry Interval was 0 in CONNECT and must stay 0", "MQTT5 §3.14.2.2.2")
+        self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
+        if packet.reason_code is not ReasonCode.NORMAL_DISCONNECTION:  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
+            self._publish_will()
+        self._close("DISCONNECT")
+
+    # Ends ----------------------------------------------------------------------------------------------------------
+
+    def _violated(self, violation: ProtocolViolation) -> None:
+        """The one place where a violation becomes a reason code on the wire."""
+        before = self.state
+        self.state = next_state(self.state, ConnectionEvent.VIOLATION)
+        version = violation.protocol_version or self.protocol_version
+        if before is ConnectionState.CONNECTED:
+            self._say_goodbye(True, violation.reason_code, str(violation))
+            return
+        if before is ConnectionState.AWAITING_CONNECT and (
+            version == MQTT_5 or violation.reason_code is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
+        ):  # [MQTT5-3.1.2-2] [MQTT311-3.1.2-2]
+            self.out.append(encode(Connack(reason_code=violation.reason_code), version))
+        self._close(str(violation))
+
+    def _say_goodbye(
+        self, connected: bool, reason_code: ReasonCode, reason: str, server_reference: str | None = None
+    ) -> None:
+        if connected:
+            if self.protocol_version == MQTT_5:
+                properties = Properties(server_reference=server_reference)
+                if self.negotiated is not None and self.negotiated.problem_information:
+                    properties.reason_string = reason
+                self._send(Disconnect(reason_code, properties))
+            self._publish_will()
+        self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        self.reason = reason
+        self._held = None
+        self.effects.append(CloseConnection(reason))
+
+    def _publish_will(self) -> None:
+        will = self.will
+        if will is not None:
+            assert self.connect is not None
+            self.connect.will = None  # once or not at all [MQTT5-3.1.2-10] [MQTT311-3.1.2-10]
+            self.effects.append(PublishWill(will))
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing more is read or sent [MQTT5-3.14.4-1]."""
+        return self.state is ConnectionState.CLOSED
+
+    @property
+    def will(self) -> Will | None:
+        """The will of this connection, until it is published or discarded."""
+        return self.connect.will if self.connect is not None else None
+
+    # Flow ----------------------------------------------------------------------------------------------------------
+
+    def _hold(self, packet: Packet) -> None:
+        assert self._held is not None
+        self._held.append(packet)
+        if len(self._held) >= _HELD_MAX:
+            self._pause(_HELD)
+
+    def _release_held(self, now: float) -> None:
+        held, self._held = self._held, None
+        self._resume(_HELD)
+        try:
+            for packet in held or ():
+                self._on_packet(packet, now)
+        except ProtocolViolation as violation:
+            self._violated(violation)
+
+    def _pause(self, why: int) -> None:
+        if not self._paused:
+            self.effects.append(PauseReading())
+        self._paused |= why
+
+    def _resume(self, why: int) -> None:
+        if self._paused and not (self._paused & ~why):
+            self.effects.append(ResumeReading())
+        self._paused &= ~why
+
+    def _silent_until(self) -> float:
+        assert self.negotiated is not None
+        keep_alive_s = self.negotiated.keep_alive_s
+        return self._last_received + keep_alive_s * self._limits.keep_alive_factor if keep_alive_s else float("inf")
+
+    def _wall_ms(self, now: float) -> int:
+        return int(now * 1000 + self.wall_offset_ms)
+
+    def _puback(self, packet_id: int, reason_code: ReasonCode, reason: str) -> Puback:
+        told = reason and self.negotiated is not None and self.negotiated.problem_information
+        return Puback(packet_id, reason_code, Properties(reason_string=reason) if told else None)
+
+    def _send(self, packet: Packet) -> None:
+        packet_bytes_max = self.negotiated.packet_bytes_max if self.negotiated is not None else None
+        if packet_bytes_max is None:
+            self.out.append(encode(packet, self.protocol_version))
+            return
+        encoded = encode_within(packet, self.protocol_version, packet_bytes_max)
+        if encoded is not None:
+            self.out.append(encoded)

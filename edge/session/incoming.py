@@ -1,0 +1,92 @@
+"""Messages on their way in from one client: topic aliases, targets, and answers in the order of the packets."""
+
+from collections import deque
+from collections.abc import Callable
+
+from edge.session.effects import AppendRecord, PendingAnswer, PublishTarget, RecordHeaders
+from edge.session.errors import TopicAliasInvalid
+from edge.wire import ProtocolError, Publish, ReasonCode
+
+Resolve = Callable[[bytes], "PublishTarget | ReasonCode"]
+"""Topic name (UTF-8) -> where it goes, or the definite refusal; raises `ProtocolViolation` for an invalid name."""
+
+TARGETS_MAX = 256  # topic names whose target one session keeps; a device rarely publishes to more than a handful
+
+
+class Incoming:
+    """Turns PUBLISH packets into `AppendRecord` effects and lets their answers out in order; made at first need."""
+
+    __slots__ = ("_alias_maximum", "_aliases", "_answers", "_out", "_resolve", "_targets", "received", "refused")
+
+    def __init__(self, out: list[bytes], resolve: Resolve, alias_maximum: int) -> None:
+        self._out = out
+        self._resolve = resolve
+        self._targets: dict[bytes, PublishTarget | ReasonCode] = {}
+        self._answers: deque[PendingAnswer] = deque()
+        self._aliases: dict[int, bytes] | None = None
+        self._alias_maximum = alias_maximum
+        self.received = 0
+        self.refused = 0
+
+    def target(self, packet: Publish) -> PublishTarget | ReasonCode:
+        """Where the packet's topic name goes; kept per session so that routing and ACL cost one dict hit."""
+        raw = packet.topic_name_utf8
+        properties = packet.properties
+        if properties is not None and properties.topic_alias is not None:
+            raw = self._aliased(raw, properties.topic_alias)
+        elif not raw:
+            raise ProtocolError("a PUBLISH without topic name needs a Topic Alias", "MQTT5-3.3.2-8")
+        target = self._targets.get(raw)
+        if target is None:
+            target = self._resolve(raw)
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            self._targets[raw] = target
+        return target
+
+    def append(self, packet: Publish, target: PublishTarget, headers: RecordHeaders) -> AppendRecord:
+        """The effect for one accepted PUBLISH; with QoS 1 it takes its place among the answers."""
+        record = AppendRecord(packet.packet_id, None, target, packet.payload, headers)
+        if packet.packet_id:
+            self._answers.append(record)
+        return record
+
+    def answer(self, record: PendingAnswer, answer: bytes) -> None:
+        """The answer to `record` is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""
+        record.answer = answer
+        answers = self._answers
+        out = self._out
+        while answers and answers[0].answer is not None:
+            known = answers.popleft().answer
+            assert known is not None
+            out.append(known)
+
+    def refuse(self, packet: Publish, answer: bytes | None) -> None:
+        """A definite refusal: nothing is appended; with QoS 1 the answer still waits for its turn."""
+        self.refused += 1
+        if answer is not None:
+            record = PendingAnswer(packet.packet_id, None)
+            self._answers.append(record)
+            self.answer(record, answer)
+
+    def forget_targets(self) -> None:
+        """Routes or rights changed: resolve again."""
+        self._targets.clear()
+
+    @property
+    def unacknowledged(self) -> int:
+        """PUBLISH packets with QoS 1 that have no answer yet."""
+        return len(self._answers)
+
+    def _aliased(self, raw: bytes, alias: int) -> bytes:
+        if alias > self._alias_maximum:  # [MQTT5-3.3.2-9]: 0x94
+            raise TopicAliasInvalid(f"Topic Alias {alias} is above {self._alias_maximum}", "MQTT5-3.3.2-9")
+        if self._aliases is None:
+            self._aliases = {}
+        if raw:
+            self._aliases[alias] = raw  # [MQTT5-3.3.2-12]
+            return raw
+        known = self._aliases.get(alias)
+        if known is None:
+            raise ProtocolError(f"Topic Alias {alias} was never set on this connection", "MQTT5-3.3.2-7")
+        return known
