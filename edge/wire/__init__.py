@@ -3,7 +3,8 @@
     Framer.feed(bytes) -> [(first_byte, body)]  ->  decode_for_server(first_byte, body, version) -> packet
     packet -> encode(packet, version) -> bytes;  fan-out: prepare_publish(...).with_packet_id(packet_id) -> bytes
 
-What a peer may do wrong ends in a ``ProtocolViolation``; what we may do wrong in an ``Unencodable``; nothing else comes out.
+What a peer may do wrong ends in a ``ProtocolViolation``, what we may do wrong in an ``Unencodable``; nothing else
+comes out.
 """
 
 from __future__ import annotations

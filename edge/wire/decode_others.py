@@ -87,7 +87,7 @@ def decode_pubcomp(reader: Reader) -> Pubcomp:
 
 
 def decode_subscribe(reader: Reader) -> Subscribe:
-    """Decode a SUBSCRIBE. Filters are checked for UTF-8 and emptiness; their syntax is judged one by one by the session."""
+    """Decode a SUBSCRIBE. Filters are checked for UTF-8 and emptiness; the session judges the syntax of each."""
     packet_id = reader.packet_id()
     properties = reader.properties(packet_types.SUBSCRIBE) if reader.protocol_version == 5 else None
     subscriptions = []

@@ -1,4 +1,4 @@
-"""Decoding PUBLISH (§3.3): the hot path, so it reads by index instead of through a ``Reader`` until something is unusual."""
+"""Decoding PUBLISH (§3.3): the hot path, so it reads by index, through a ``Reader`` only for properties."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _FLAGS: Final = tuple(
 def decode_publish(first_byte: int, body: bytes, protocol_version: int, sender: int = packet_types.FROM_ANY) -> Publish:
     """Decode a PUBLISH; the topic name stays raw bytes.
 
-    It does **not** check that the topic name is UTF-8 without wildcards: an edge caches what it knows of a topic name by its
-    raw bytes, so the caller runs ``check_topic_name_utf8`` once per name, not once per packet. Everything else is checked.
+    It does **not** check that the topic name is UTF-8 without wildcards: an edge caches what it knows of a topic name
+    by its raw bytes, so the caller runs ``check_topic_name_utf8`` once per name, not once per packet. Everything else
+    is checked.
     """
     flags = _FLAGS[first_byte & 15]
     if flags is None:

@@ -1,6 +1,7 @@
 """From one frame to one packet: ``decode_for_server``, ``decode_for_client`` and ``decode``.
 
-PUBLISH and the success PUBACK come first: they are nearly all of an edge's traffic. All raise ``ProtocolViolation`` only.
+PUBLISH and the success PUBACK come first: they are nearly all of an edge's traffic. All raise ``ProtocolViolation``
+only.
 """
 
 from __future__ import annotations

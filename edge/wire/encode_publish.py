@@ -79,10 +79,11 @@ def publish_head(
 ) -> bytes:
     """Write everything before the packet identifier.
 
-    ``properties_bytes`` are only counted here (they follow the packet identifier, in the tail); empty means none. The topic
-    name is not checked: it is one that was.
+    ``properties_bytes`` are only counted here (they follow the packet identifier, in the tail); empty means none. The
+    topic name is not checked: it is one that was.
     """
-    assert 0 <= qos <= 2 and not (dup and qos == 0), "a PUBLISH of ours has a legal QoS and no DUP on QoS 0"
+    assert 0 <= qos <= 2, "a PUBLISH of ours has a legal QoS"
+    assert qos or not dup, "a PUBLISH of ours has no DUP on QoS 0"
     size = 2 + len(topic_name_utf8) + payload_length + (2 if qos else 0)
     if protocol_version == 5:
         size += len(properties_bytes) or 1

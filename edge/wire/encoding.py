@@ -90,11 +90,11 @@ def encode(packet: Packet, protocol_version: int) -> bytes:
 def encode_within(
     packet: Packet, protocol_version: int, packet_bytes_max: int | None, *, problem_information: bool = True
 ) -> bytes | None:
-    """Encode a packet for a peer with a Maximum Packet Size: too long, it loses its user properties, then its reason string.
+    """Encode for a peer with a Maximum Packet Size: too long, a packet loses user properties, then its reason string.
 
-    None when it is too large all the same: it is not sent, as if it had been [MQTT5-3.1.2-24] [MQTT5-3.1.2-25]. A PUBLISH keeps
-    what its publisher put in. ``problem_information`` False is the client's wish to see neither of the two but on
-    PUBLISH, CONNACK and DISCONNECT [MQTT5-3.1.2-29].
+    None when it is too large all the same: it is not sent, as if it had been [MQTT5-3.1.2-24] [MQTT5-3.1.2-25]. A
+    PUBLISH keeps what its publisher put in. ``problem_information`` False is the client's wish to see neither of the
+    two but on PUBLISH, CONNACK and DISCONNECT [MQTT5-3.1.2-29].
     """
     if not problem_information and not isinstance(packet, Connack | Disconnect):
         packet = _without(packet, reason_string=True)

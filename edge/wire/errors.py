@@ -19,11 +19,12 @@ from typing import ClassVar
 from edge.wire.reason_codes import ReasonCode
 
 
-class ProtocolViolation(Exception):
+class ProtocolViolation(Exception):  # noqa: N818 - the tree is named for what the peer did
     """The peer broke the protocol: close the connection, with ``reason_code`` where a packet can say it.
 
-    ``clause`` is the broken statement (``MQTT5-3.1.2-3``) or section (``MQTT5 §2.2.2.2``). ``protocol_version`` is 3, 4 or 5,
-    or 0 while no CONNECT has told it: a 3.1.1 client gets no reason, its connection is just closed [MQTT311-3.1.4-1].
+    ``clause`` is the broken statement (``MQTT5-3.1.2-3``) or section (``MQTT5 §2.2.2.2``). ``protocol_version`` is 3, 4
+    or 5, or 0 while no CONNECT has told it: a 3.1.1 client gets no reason, its connection is just closed
+    [MQTT311-3.1.4-1].
     """
 
     reason_code: ClassVar[ReasonCode] = ReasonCode.UNSPECIFIED_ERROR
@@ -84,5 +85,5 @@ class PacketTooLarge(ProtocolViolation):
     reason_code = ReasonCode.PACKET_TOO_LARGE
 
 
-class Unencodable(ValueError):
-    """A packet of ours that the wire cannot carry: a string too long, a packet identifier 0, a property out of place."""
+class Unencodable(ValueError):  # noqa: N818 - see above
+    """A packet of ours that no wire can carry: a string too long, packet identifier 0, a property out of place."""

@@ -1,7 +1,7 @@
 """Cutting a byte stream into frames: a packet's first byte and its body (§2.1), whatever the chunking.
 
-The Framer never buffers more than one packet of ``packet_bytes_max``: a longer one is refused when its Remaining Length is
-read. Pure: bytes in, frames out.
+The Framer never buffers more than one packet of ``packet_bytes_max``: a longer one is refused when its Remaining Length
+is read. Pure: bytes in, frames out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _CONNECT_5 = b"\x00\x04MQTT\x05"
 class Framer:
     """An incremental framer for one direction of one connection.
 
-    ``packet_bytes_max`` (whole packet, fixed header included) may be changed at any time; it holds for the packets whose header
-    is read afterwards. ``protocol_version`` is 0 until it is known: the Framer takes it from the first frame when that is a
-    CONNECT, a client sets it. From 5 on, a Remaining Length must be in its shortest form [MQTT5-1.5.5-1].
+    ``packet_bytes_max`` (whole packet, fixed header included) may be changed at any time; it holds for the packets
+    whose header is read afterwards. ``protocol_version`` is 0 until it is known: the Framer takes it from the first
+    frame when that is a CONNECT, a client sets it. From 5 on, a Remaining Length must be in its shortest form
+    [MQTT5-1.5.5-1].
     """
 
     __slots__ = ("_needed_bytes", "_partial", "error", "packet_bytes_max", "protocol_version")
@@ -38,8 +39,8 @@ class Framer:
     def feed(self, data: bytes) -> list[Frame]:
         """Take what was read, give every packet that is now complete.
 
-        A violation does not swallow the packets before it: they are returned, ``error`` is set, and the caller closes after
-        handling them. Feeding again after an error raises it.
+        A violation does not swallow the packets before it: they are returned, ``error`` is set, and the caller closes
+        after handling them. Feeding again after an error raises it.
         """
         if self.error is not None:
             raise self.error
@@ -58,10 +59,14 @@ class Framer:
             start = position + 2
             size = data[position + 1]
             if size >= 0x80:
-                start, size = self._long_length(data, position, frames)
-                if start == 0:  # the Remaining Length is not whole yet, or wrong
-                    needed_bytes = end - position + 1
-                    break
+                if start < end and 0 < data[start] < 0x80:  # two bytes, up to 16,383: inline, most packets end here
+                    size = size & 0x7F | data[start] << 7
+                    start += 1
+                else:
+                    start, size = self._long_length(data, position, frames)
+                    if start == 0:  # the Remaining Length is not whole yet, or wrong
+                        needed_bytes = end - position + 1
+                        break
             stop = start + size
             if stop - position > maximum:
                 self.error = self._too_large(stop - position)
@@ -79,7 +84,7 @@ class Framer:
         return frames
 
     def _long_length(self, data: bytes, position: int, frames: list[Frame]) -> tuple[int, int]:
-        """Read a Remaining Length of two to four bytes: (body's start, its size), or (0, 0) with or without ``error``."""
+        """Read a Remaining Length of two to four bytes: (body's start, its size), or (0, 0) if not whole or wrong."""
         size = 0
         for index in range(4):
             if position + 1 + index >= len(data):

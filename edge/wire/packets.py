@@ -1,7 +1,8 @@
 """The control packets of MQTT 3.1, 3.1.1 and 5.0 as plain values: one class per packet, the same for all versions.
 
-What a version does not have is at its default: reason code SUCCESS, no properties, options off. Strings are ``str``, except
-the topic name of a PUBLISH: it stays raw bytes (``topic_name_utf8``), because an edge looks it up in a cache by its bytes.
+What a version does not have is at its default: reason code SUCCESS, no properties, options off. Strings are ``str``,
+except the topic name of a PUBLISH: it stays raw bytes (``topic_name_utf8``), because an edge looks it up in a cache by
+its bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Connack:
 
 @dataclass(slots=True)
 class Publish:
-    """PUBLISH (§3.3). ``packet_id`` is 0 for QoS 0; ``topic_name_utf8`` is empty when a Topic Alias stands for it (5.0)."""
+    """PUBLISH (§3.3). ``packet_id`` is 0 for QoS 0; ``topic_name_utf8`` is empty when a Topic Alias stands in (5.0)."""
 
     packet_type: ClassVar[int] = packet_types.PUBLISH
     topic_name_utf8: bytes

@@ -1,7 +1,7 @@
 """The 27 properties of MQTT 5.0 (§2.2.2.2): their values, and the table of identifiers, data types and places.
 
-``Properties`` holds one packet's properties; absent ones are None, the repeatable two are tuples in packet order. Reading is
-in ``reader``, writing in ``writer``: both follow ``PROPERTIES``.
+``Properties`` holds one packet's properties; absent ones are None, the repeatable two are tuples in packet order.
+Reading is in ``reader``, writing in ``writer``: both follow ``PROPERTIES``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class DataType(IntEnum):
 class PropertySpec:
     """One row of the standard's table 2-4.
 
-    ``places`` has bit ``1 << place`` for each packet type that may carry the property, bit 0 for will properties; ``once_in``
-    the same for the places where it may stand only once. ``section`` is where the standard describes it.
+    ``places`` has bit ``1 << place`` for each packet type that may carry the property, bit 0 for will properties;
+    ``once_in`` the same for the places where it may stand only once. ``section`` is where the standard describes it.
     """
 
     identifier: int

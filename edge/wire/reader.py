@@ -1,7 +1,8 @@
 """Reading the data types of §1.5 and the properties of §2.2.2 out of one packet's body, never past its end.
 
-Every method raises ``MalformedPacket`` when the body is too short or the bytes are wrong, with the clause of the reader's
-protocol version; ``properties`` also raises ``ProtocolError``. Sections named without a version are those of MQTT 5.0.
+Every method raises ``MalformedPacket`` when the body is too short or the bytes are wrong, with the clause of the
+reader's protocol version; ``properties`` also raises ``ProtocolError``. Sections named without a version are those of
+MQTT 5.0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reason codes: the whole table of MQTT 5.0 (§2.4) and its mapping to 3.1.1 CONNACK return codes (§3.2.2.3).
 
-The ``*_CODES`` tables say which codes a packet may carry; they map the byte to its member, so that decoding is one look-up.
+The ``*_CODES`` tables say which codes a packet may carry; they map the byte to its member, so that decoding is one
+look-up.
 """
 
 from __future__ import annotations

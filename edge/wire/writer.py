@@ -1,4 +1,4 @@
-"""Writing the data types of §1.5 and the properties of §2.2.2. All raise ``Unencodable`` for a value no packet can carry."""
+"""Writing the data types of §1.5 and the properties of §2.2.2. They raise ``Unencodable`` only."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def string(value: str, what: str) -> bytes:
 
 
 def properties_bytes(properties: Properties | None, place: int) -> bytes:
-    """Write the properties of one place (a packet type or WILL) behind their length; no properties are one 0 [MQTT5-2.2.2-1]."""
+    """Write the properties of a place (a packet type or WILL) behind their length; none are a 0 [MQTT5-2.2.2-1]."""
     if properties is None:
         return b"\0"
     parts: list[bytes] = []
