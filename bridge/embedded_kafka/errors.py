@@ -16,17 +16,17 @@ class EmbeddedKafkaError(HeadwaterError):
     """Root of this package's errors."""
 
 
-class JavaNotFound(EmbeddedKafkaError):
+class JavaNotFound(EmbeddedKafkaError):  # noqa: N818
     """No Java 17 or newer on this machine."""
 
 
-class JarsUnavailable(EmbeddedKafkaError):
+class JarsUnavailable(EmbeddedKafkaError):  # noqa: N818
     """Kafka's jars can neither be found nor be downloaded intact."""
 
 
-class DataFolderInUse(EmbeddedKafkaError):
+class DataFolderInUse(EmbeddedKafkaError):  # noqa: N818
     """Another process runs a Kafka on this data folder."""
 
 
-class KafkaDidNotStart(EmbeddedKafkaError):
+class KafkaDidNotStart(EmbeddedKafkaError):  # noqa: N818
     """Kafka's process ended or stayed silent."""
