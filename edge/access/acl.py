@@ -29,7 +29,9 @@ _ACTIONS: Final = ("publish", "subscribe", "all")
 _KEYS: Final = frozenset({"permit", "action", "filter", "user", "client_id"})
 _PLACEHOLDER: Final = re.compile("%[cu]")
 _CLOSED_TO_PUBLISHERS: Final = ("$SYS", "$CONTROL")
+_SHARE_PREFIX: Final = "$share/"
 _REPLAY_PREFIX: Final = "$replay/"
+_PREFIXES: Final = (_SHARE_PREFIX, _REPLAY_PREFIX)
 
 RULES_MAX: Final = 1_000  # a decision walks the list; configuration beyond this belongs into user names
 COMPILED_MAX: Final = 10_000  # principals whose rules are kept compiled: a list of pointers each, about 200 bytes
@@ -111,6 +113,10 @@ def _load_rule(number: int, table: Mapping[str, Any]) -> AclRule:
         check_topic_filter(topic_filter)
     except TopicError as error:
         raise refuse(f"filter {topic_filter!r}: {error}") from error
+    if topic_filter.startswith(_PREFIXES):
+        raise refuse(
+            f"filter {topic_filter!r}: write the filter without its prefix, which is stripped before the decision"
+        )
     if topic_filter.startswith("$") and "%" in topic_filter.partition("/")[0]:
         raise refuse(f"filter {topic_filter!r}: no placeholder in a first level that starts with $")
     return AclRule(table["permit"] == "allow", table["action"], topic_filter, table.get("user"), table.get("client_id"))
@@ -118,7 +124,7 @@ def _load_rule(number: int, table: Mapping[str, Any]) -> AclRule:
 
 def underlying_filter(topic_filter: str) -> str | None:
     """The filter without `$share/<group>/` and `$replay/<from>/`, in this order; None: nothing is left of it."""
-    if topic_filter.startswith("$share/"):
+    if topic_filter.startswith(_SHARE_PREFIX):
         try:
             shared = parse_shared(topic_filter)
         except TopicError:

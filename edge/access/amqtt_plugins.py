@@ -86,7 +86,7 @@ class AmqttPluginAuthenticator:
         self._configuration = {name: dict(options) for name, options in plugins.items()}
         self._timeout_s = timeout_s
         self._waiting_max = waiting_max
-        self._waiting = 0
+        self._answers: set[asyncio.Future[bool]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._manager: PluginManager[Any] | None = None
@@ -142,15 +142,15 @@ class AmqttPluginAuthenticator:
 
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics and $SYS."""
-        return self._figures | {"waiting": self._waiting}
+        return self._figures | {"waiting": len(self._answers)}
 
     async def _ask(self, session: PluginSession) -> bool:
         manager = self._manager
-        if manager is None or self._waiting >= self._waiting_max:
+        if manager is None or len(self._answers) >= self._waiting_max:
             self._figures["overloaded"] += 1
             raise AuthenticatorUnavailable("the amqtt plugins have too much to do")
-        self._waiting += 1
         answer: asyncio.Future[bool] = asyncio.wrap_future(self._submit(_verdict(manager, session, self._timeout_s)))
+        self._answers.add(answer)
         answer.add_done_callback(self._answered)
         # Not cancelled when late: one that a blocked plugin has not got to still counts as waiting.
         await asyncio.wait({answer}, timeout=self._timeout_s)
@@ -164,7 +164,7 @@ class AmqttPluginAuthenticator:
         return answer.result()
 
     def _answered(self, answer: asyncio.Future[bool]) -> None:
-        self._waiting -= 1
+        self._answers.discard(answer)
         if not answer.cancelled():
             answer.exception()  # looked at, though nobody may wait for it any more
 

@@ -112,8 +112,11 @@ class PasswordFileAuthenticator:
         key = self._digest(user, password_hash, password)
         if self._is_cached(key):
             self._figures["cached"] += 1
-        elif not await self._is_right(key, password_hash, password) or self._users.get(user) != password_hash:
-            self._figures["refused"] += 1  # the second: unknown, or the file has changed meanwhile
+        elif not await self._is_right(key, password_hash, password):
+            self._figures["refused"] += 1
+            return None
+        if self._users.get(user) != password_hash:  # unknown, or the file has changed meanwhile
+            self._figures["refused"] += 1
             return None
         self._figures["accepted"] += 1
         return Principal(user, credentials.client_id, credentials.peer, superuser=user in self._superusers)
