@@ -13,7 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from amqtt.mqtt.packet import MQTTPacket
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
@@ -90,8 +90,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A network connection was accepted: is there a place for one more stranger?"""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
@@ -395,6 +394,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if self._ticket is not None:
             self._ticket.release(authenticated=False)
         services.connections.discard(self)
+        if not services.connections:
+            services.emptied.set()
         services.waiting_for_room.discard(self)
         self.transport = None
         if self.principal is not None:

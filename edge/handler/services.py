@@ -18,7 +18,6 @@ from edge.access.authentication import Authenticator
 from edge.access.bans import BanList
 from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
 from edge.session.connect import Capabilities
-from schemas.events import Event
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -52,8 +51,9 @@ class Counters:
 
 @dataclass(slots=True)
 class EdgeServices:
-    """One edge's shared parts. `ready` says whether new CONNECTs are served; `record_event` appends to
-    `headwater.events`; `wall_clock_offset_ms` turns the loop's clock into milliseconds since the epoch."""
+    """One edge's shared parts. `ready` says whether new CONNECTs are served; `event` (kind, client id,
+    details) appends to `headwater.events`; `wall_clock_offset_ms` turns the loop's clock into milliseconds since the
+    epoch."""
 
     node_id: str
     loop: asyncio.AbstractEventLoop
@@ -65,12 +65,13 @@ class EdgeServices:
     publisher: Publisher
     deliverer: Deliverer
     plugins: PluginManager[Any] | None
-    record_event: Callable[[Event], None]
+    event: Callable[..., None]
     wall_clock_offset_ms: float
     ready: Callable[[], bool] = lambda: True
     counters: Counters = field(default_factory=Counters)
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: list[EdgeProtocolHandler] = field(default_factory=list)
     waiting_for_room: set[EdgeProtocolHandler] = field(default_factory=set)
 
@@ -89,7 +90,3 @@ class EdgeServices:
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""
         return int(self.loop.time() * 1000 + self.wall_clock_offset_ms)
-
-    def event(self, kind: str, client_id: str, **detail: Any) -> None:
-        """Append one presence or audit event."""
-        self.record_event(Event(kind, client_id, self.node_id, self.wall_ms(), detail))

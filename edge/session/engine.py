@@ -127,7 +127,7 @@ class SessionEngine:
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Bytes from the client, in any chunking; every packet that is whole is worked off."""
-        if self.is_closed:
+        if self.is_closed():
             return
         self._last_received = now
         incoming = self.incoming
@@ -141,7 +141,7 @@ class SessionEngine:
                     self.outgoing.acknowledged(packet.packet_id, self._wall_ms(now))
                 else:
                     self._on_packet(packet, now)
-                if self.is_closed:
+                if self.is_closed():
                     return
             if self._framer.error is not None:
                 raise self._framer.error
@@ -452,7 +452,6 @@ class SessionEngine:
             self.connect.will = None  # once or not at all [MQTT5-3.1.2-10] [MQTT311-3.1.2-10]
             self.effects.append(PublishWill(will))
 
-    @property
     def is_closed(self) -> bool:
         """Nothing more is read or sent [MQTT5-3.14.4-1]."""
         return self.state is ConnectionState.CLOSED

@@ -1,0 +1,202 @@
+"""The configuration of one edge: a TOML file, checked once, immutable after; `docs/configuration.md` has every key."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from edge.access.limits import Limits, development_limits, load_limits
+from schemas.errors import ConfigurationError
+from schemas.routes import DEFAULT_ROUTES, Route, load_routes
+
+
+def resolve_secret(value: str) -> str:
+    """`file:///path` and `env:NAME` are looked up; anything else is the secret itself."""
+    if value.startswith("file://"):
+        path = Path(value.removeprefix("file://"))
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ValueError(f"the secret's file {path} cannot be read: {error.strerror}") from None
+    if value.startswith("env:"):
+        name = value.removeprefix("env:")
+        if name not in os.environ:
+            raise ValueError(f"the secret's environment variable {name} is not set")
+        return os.environ[name]
+    return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TlsConfig(_Table):
+    """`[listeners.tls]`: TLS 1.2 or later; with `client_ca`, clients must show a certificate (mTLS)."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class ListenerConfig(_Table):
+    """`[[listeners]]`: an address where devices speak MQTT over TCP. WebSocket is served by `[http]` under `/mqtt`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=1883, ge=0, le=65_535)
+    tls: TlsConfig | None = None
+    allow_plaintext: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _plaintext_stays_at_home(self) -> ListenerConfig:
+        if self.tls is None and not self.is_loopback and not self.allow_plaintext:
+            raise ValueError(
+                f"plaintext MQTT on {self.host} is refused: give the listener a [listeners.tls], or say "
+                "allow_plaintext = true when TLS ends in front of it"
+            )
+        return self
+
+
+class HttpConfig(_Table):
+    """`[http]`: `/livez`, `/readyz`, `/metrics`, the live page, and MQTT over WebSocket under `/mqtt`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65_535)
+    tls: TlsConfig | None = None
+    allow_plaintext: bool = False
+    page: bool = True
+
+    @model_validator(mode="after")
+    def _plaintext_stays_at_home(self) -> HttpConfig:
+        if self.tls is None and not is_loopback(self.host) and not self.allow_plaintext:
+            raise ValueError(
+                f"plaintext HTTP on {self.host} is refused: give [http.tls], or say allow_plaintext = true"
+            )
+        return self
+
+
+class KafkaConfig(_Table):
+    """`[kafka]`: the cluster. The password may be `file:///path` or `env:NAME`, so that it is in no file of yours."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_user_name: str | None = None
+    sasl_password: str | None = Field(default=None, repr=False)
+    ca_file: Path | None = None
+
+    @field_validator("sasl_password")
+    @classmethod
+    def _resolve_secret(cls, value: str | None) -> str | None:
+        return resolve_secret(value) if value is not None else None
+
+
+class AuthenticationConfig(_Table):
+    """`[authentication]`: every method that is named is asked, in this order; without any, nobody gets in."""
+
+    password_file: Path | None = None
+    client_certificates: bool = False
+    amqtt_plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    anonymous: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody can be authenticated."""
+        return not (self.password_file or self.client_certificates or self.amqtt_plugins or self.anonymous)
+
+
+class EdgeConfig(_Table):
+    """One edge. `dev` is for this machine alone: anonymous, plaintext, replication factor 1, no rate limits."""
+
+    node_id: str = Field(default_factory=lambda: socket.gethostname().split(".")[0] or "edge")
+    dev: bool = False
+    kafka: KafkaConfig = KafkaConfig()
+    listeners: tuple[ListenerConfig, ...] = (ListenerConfig(),)
+    http: HttpConfig | None = HttpConfig()
+    authentication: AuthenticationConfig = AuthenticationConfig()
+    acl: tuple[dict[str, Any], ...] = ()
+    limits: dict[str, Any] = Field(default_factory=dict)
+    routes: tuple[dict[str, Any], ...] = ()
+    reuse_port: bool = False
+    advertised_mqtt: str | None = None
+    advertised_http: str | None = None
+
+    @field_validator("node_id")
+    @classmethod
+    def _node_id_is_a_topic_level(cls, value: str) -> str:
+        if not value or len(value) > 64 or not all(c.isalnum() or c in "-_." for c in value):
+            raise ValueError("node_id is 1 to 64 letters, digits, '-', '_' or '.': it names a topic level and a group")
+        return value
+
+    @model_validator(mode="after")
+    def _hardened_by_default(self) -> EdgeConfig:
+        if self.dev:
+            hosts = [listener.host for listener in self.listeners] + ([self.http.host] if self.http else [])
+            if not all(is_loopback(host) for host in hosts):
+                raise ValueError(
+                    "--dev serves loopback only: bind 127.0.0.1, or configure authentication without --dev"
+                )
+            return self
+        if self.authentication.anonymous and not all(listener.is_loopback for listener in self.listeners):
+            raise ValueError("anonymous clients on an address that others can reach are refused")
+        if self.authentication.is_empty:
+            raise ValueError(
+                'nobody could connect: name an authenticator in [authentication] (password_file = "…"), or start with '
+                "--dev on this machine alone"
+            )
+        return self
+
+    def effective_limits(self) -> Limits:
+        """The limits of SECURITY.md, or the development ones, with what `[limits]` changes."""
+        return load_limits(self.limits, development_limits() if self.dev else None)
+
+    def effective_routes(self) -> tuple[Route, ...]:
+        """The routes of the file, or the default ones."""
+        return load_routes(list(self.routes)) if self.routes else DEFAULT_ROUTES
+
+
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> EdgeConfig:
+    """Read one edge's TOML file; raises ConfigurationError with file, key and remedy."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: no valid TOML: {error}") from None
+    return make_config(table | dict(overrides or {}), str(path))
+
+
+def make_config(table: Mapping[str, Any], source: str) -> EdgeConfig:
+    """An `EdgeConfig` from a table; raises ConfigurationError that names `source` and the key."""
+    try:
+        config = EdgeConfig.model_validate(table)
+        config.effective_limits()
+        config.effective_routes()
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc']) or 'edge'}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors(include_url=False, include_input=False)
+        )
+        raise ConfigurationError(f"{source}: {faults}") from None
+    return config

@@ -1,0 +1,224 @@
+"""One edge node: its parts, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from bridge.deliverer import Deliverer
+from bridge.event_log import EventLog
+from bridge.log import Log
+from bridge.membership import Membership
+from bridge.partitioning import RouteTable
+from bridge.publisher import Publisher
+from bridge.subscriptions import SubscriptionTable
+from edge.handler.services import EdgeServices
+from edge.node.access import build_access
+from edge.node.config import EdgeConfig
+from edge.node.http import start_http
+from edge.node.listeners import bound_address, open_listener
+from edge.node.statistics import node_statistics
+from edge.session.connect import Capabilities
+from edge.wire import ReasonCode
+from schemas.nodes import NodeHeartbeat
+from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
+
+log = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 2.0  # as often as heartbeats
+NOT_READY_AFTER_S = 5.0  # without Kafka: new clients are sent elsewhere (design section 6)
+CLOSE_CLIENTS_AFTER_S = 20.0  # without Kafka: the clients that are here move, too
+FLUSH_TIMEOUT_S = 10.0  # what is in flight at the stop is given this long to be acknowledged
+GOODBYE_TIMEOUT_S = 2.0  # for clients to take their last bytes
+
+
+class EdgeNode:
+    """Devices on one side, the log on the other.
+
+    `start` raises ConfigurationError or LogUnavailable and leaves nothing running then; `stop` finishes what is in
+    flight, says goodbye to every client and ends.
+    """
+
+    def __init__(self, config: EdgeConfig, backbone: Log) -> None:
+        self.config = config
+        self._log = backbone
+        self._servers: list[asyncio.Server] = []
+        self._http: web.AppRunner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._membership: Membership | None = None
+        self._draining = False
+        self._started_ms = 0
+        self.services: EdgeServices = _NOT_STARTED
+
+    async def start(self) -> None:
+        """1. the log, 2. publisher and deliverer, 3. access, 4. membership, 5. listeners and HTTP, 6. `$SYS`."""
+        await self._log.start()
+        try:
+            await self._start_parts()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """The reverse: no new clients, goodbye to the old ones, flush, tombstone, close."""
+        self._draining = True
+        for server in self._servers:
+            server.close()
+        if self.services is not _NOT_STARTED:
+            await self._say_goodbye()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.cleanup()
+        if self._membership is not None:
+            await self._membership.leave()
+        if self.services is not _NOT_STARTED:
+            await self.services.access.authenticator.stop()
+            await self.services.publisher.stop(FLUSH_TIMEOUT_S)
+            await self.services.deliverer.stop()
+        await self._log.stop()
+
+    @property
+    def mqtt_addresses(self) -> list[tuple[str, int]]:
+        """Where devices connect, in the order of the configuration."""
+        return [bound_address(server) for server in self._servers]
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Where HTTP and WebSocket are served."""
+        if self._http is None:
+            return None
+        host, port = self._http.addresses[0][:2]
+        return str(host), int(port)
+
+    def is_ready(self) -> bool:
+        """Whether new clients are served: not draining, and Kafka has answered within the last 5 s."""
+        return not self._draining and self._silence_s() < NOT_READY_AFTER_S
+
+    def heartbeat(self) -> NodeHeartbeat:
+        """What this node says of itself every 2 s."""
+        services = self.services
+        mqtt = self.config.advertised_mqtt or _joined(self.mqtt_addresses[0] if self._servers else None)
+        http = self.config.advertised_http or _joined(self.http_address)
+        return NodeHeartbeat(
+            node_id=self.config.node_id,
+            incarnation=f"{os.getpid()}-{self._started_ms}",
+            started_ms=self._started_ms,
+            sent_ms=services.wall_ms(),
+            mqtt_address=mqtt,
+            http_address=http,
+            state="draining" if self._draining else "up",
+            connections=len(services.connections),
+            sessions=len(services.clients),
+            subscriptions=services.table.statistics()["subscriptions"],
+            consumed=tuple(
+                sorted(
+                    (kafka_topic, partition, at)
+                    for (kafka_topic, partition), at in services.deliverer.positions().items()
+                )
+            ),
+            lag_records=services.deliverer.statistics()["lag_records"],
+        )
+
+    # The parts -------------------------------------------------------------------------------------------------------
+
+    async def _start_parts(self) -> None:
+        config = self.config
+        self.services = services = self._build_services()
+        self._started_ms = services.wall_ms()
+        await services.access.authenticator.start()
+        await services.deliverer.start()
+        self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
+        self._servers = [await open_listener(services, listener, config.reuse_port) for listener in config.listeners]
+        if config.http is not None:
+            self._http = await start_http(services, config.http, config.reuse_port)
+        await self._membership.start()
+        self._tasks = [asyncio.create_task(self._watch_kafka()), asyncio.create_task(self._publish_statistics())]
+        log.info("edge %s serves MQTT on %s", config.node_id, self.mqtt_addresses)
+
+    def _build_services(self) -> EdgeServices:
+        config = self.config
+        loop = asyncio.get_running_loop()
+        limits = config.effective_limits()
+        routes = RouteTable(config.effective_routes())
+        table = SubscriptionTable()
+        publisher = Publisher(self._log, lambda: self.services.flush())
+        events = EventLog(publisher.append, config.node_id)
+        return EdgeServices(
+            node_id=config.node_id,
+            loop=loop,
+            limits=limits,
+            capabilities=Capabilities(),
+            access=build_access(config, limits),
+            routes=routes,
+            table=table,
+            publisher=publisher,
+            deliverer=Deliverer(
+                self._log, routes, table, config.node_id, lambda: self.services.flush(), publisher=publisher
+            ),
+            plugins=None,
+            event=events.record,
+            wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
+            ready=self.is_ready,
+        )
+
+    async def _say_goodbye(self) -> None:
+        services = self.services
+        for handler in list(services.connections):
+            handler.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "this edge is shutting down; use another one")
+        if services.connections:
+            services.emptied.clear()
+            try:
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await services.emptied.wait()
+            except TimeoutError:
+                log.warning("%d clients do not take their last bytes", len(services.connections))
+        for handler in list(services.connections):
+            if handler.transport is not None:
+                handler.transport.abort()
+
+    # What runs beside ------------------------------------------------------------------------------------------------
+
+    def _silence_s(self) -> float:
+        """For how long our own heartbeat has not come back from Kafka: appending and reading both work if it does."""
+        if self._membership is None:
+            return float("inf")
+        age_s = self._membership.view.age_s(self.config.node_id, time.monotonic())
+        return age_s if age_s is not None else float("inf")
+
+    async def _watch_kafka(self) -> None:
+        """Kafka's last answer decides about readiness; 20 s without one, and the clients move to another edge."""
+        while True:
+            await asyncio.sleep(0.5)
+            if self._silence_s() > CLOSE_CLIENTS_AFTER_S:
+                for handler in list(self.services.connections):
+                    handler.disconnect(ReasonCode.SERVER_BUSY, "this edge has lost Kafka; use another one")
+
+    async def _publish_statistics(self) -> None:
+        """`$SYS/brokers/<node>/stats`, every 2 s, QoS 0: seen by subscribers of every edge."""
+        topic_name = f"$SYS/brokers/{self.config.node_id}/stats"
+        destination = self.services.routes.destination(topic_name)
+        headers = [
+            (HEADER_TOPIC, topic_name.encode()),
+            (HEADER_QOS, b"0"),
+            (HEADER_CONTENT_TYPE, b"application/json"),
+        ]
+        while True:
+            figures: dict[str, Any] = {"node": self.config.node_id, "at_ms": self.services.wall_ms()}
+            figures |= node_statistics(self.services)
+            self.services.publisher.append(destination, orjson.dumps(figures), headers, None, None)
+            await asyncio.sleep(STATS_INTERVAL_S)
+
+
+def _joined(address: tuple[str, int] | None) -> str:
+    return f"{address[0]}:{address[1]}" if address is not None else ""
+
+
+_NOT_STARTED: Any = object()

@@ -1,0 +1,86 @@
+"""One source of figures for /metrics, `$SYS` and the live page: `node_statistics`."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edge.handler.services import EdgeServices
+
+
+def node_statistics(services: EdgeServices) -> dict[str, Any]:
+    """What the node does now and has done since its start; counts are totals, sizes bytes."""
+    counters = services.counters
+    publisher = services.publisher.statistics()
+    deliverer = services.deliverer.statistics()
+    return {
+        "connections": len(services.connections),
+        "clients": len(services.clients),
+        "subscriptions": services.table.statistics()["subscriptions"],
+        "connections_total": counters.connections_total,
+        "refused_total": counters.refused_total,
+        "taken_over_total": counters.taken_over_total,
+        "bytes_received": counters.bytes_received,
+        "bytes_sent": counters.bytes_sent,
+        "messages_received": counters.messages_received,
+        "messages_sent": deliverer["deliveries"],
+        "messages_dropped": counters.messages_dropped + publisher["dropped_records"],
+        "wills_published": counters.wills_published,
+        "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
+        "publisher": publisher,
+        "deliverer": {name: value for name, value in deliverer.items() if isinstance(value, int | float)},
+        "gate": services.access.gate.statistics(),
+        "table": services.table.statistics(),
+    }
+
+
+_TOTALS = frozenset(
+    {
+        "connections_total",
+        "refused_total",
+        "taken_over_total",
+        "bytes_received",
+        "bytes_sent",
+        "messages_received",
+        "messages_sent",
+        "messages_dropped",
+        "wills_published",
+        "cpu_s",
+    }
+)
+_GAUGES_BELOW = frozenset({"buffered_bytes", "in_flight_batches", "lanes", "filters", "partitions", "lag_records"})
+
+
+class NodeCollector(Collector):
+    """Turns `node_statistics` into Prometheus metrics named `headwater_…`."""
+
+    def __init__(self, services: EdgeServices) -> None:
+        self._services = services
+
+    def collect(self) -> Iterable[Metric]:
+        """Every figure as one metric with the label `node`."""
+        for name, value in node_statistics(self._services).items():
+            if isinstance(value, dict):
+                for inner, figure in value.items():
+                    counter = name in ("publisher", "deliverer") and inner not in _GAUGES_BELOW
+                    yield self._metric(f"{name}_{inner}", figure, counter)
+            else:
+                yield self._metric(name, value, name in _TOTALS)
+
+    def _metric(self, name: str, value: float, counter: bool) -> Metric:
+        family = CounterMetricFamily if counter else GaugeMetricFamily
+        metric: Metric = family(f"headwater_{name}", name.replace("_", " "), labels=("node",))
+        metric.add_metric([self._services.node_id], value)  # type: ignore[attr-defined]
+        return metric
+
+
+def prometheus_text(services: EdgeServices) -> bytes:
+    """The text exposition of all metrics of this node."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector(services))
+    return generate_latest(registry)
