@@ -1,0 +1,1 @@
+"""PySpark Structured Streaming over Headwater's Kafka topics: sources -> transforms (pure) -> sinks, thin jobs."""

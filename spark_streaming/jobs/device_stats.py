@@ -1,0 +1,209 @@
+"""Windowed statistics per device and metric: MQTT messages in, `analytics/stats/<window>/<metric>/<device>` out.
+
+Two queries: `results` (real-time mode unless --trigger says otherwise) and `dead_letters`. The second is always a
+micro-batch query: real-time mode refuses a stateful operator before a union and allows one such query per application.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from schemas.errors import ConfigurationError, TopicError
+from schemas.routes import ANALYTICS, DEAD_LETTER
+from schemas.topics import check_topic_filter
+from spark_streaming.durations import Duration, parse_duration
+from spark_streaming.fingerprint import check_fingerprint
+from spark_streaming.options import CommonOptions, Trigger, add_common_arguments, common_options
+from spark_streaming.progress import ProgressListener, Reporter
+from spark_streaming.runner import PRIMARY_QUERY, Stopper, default_data_folder, run_main, run_queries
+from spark_streaming.session import job_session, slots_needed
+from spark_streaming.sinks.kafka import kafka_writer
+from spark_streaming.sources.kafka import count_partitions, input_kafka_topics, message_records
+from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
+from spark_streaming.transforms.results import dead_letters, stats_records
+from spark_streaming.transforms.windows import device_windows
+
+JOB = "device_stats"
+SHAPE_VERSION = 1  # raise it when the aggregate's keys or columns change
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All of the job's settings."""
+
+    common: CommonOptions
+    rules: ReadingRules
+    window: Duration
+    watermark: Duration
+    final: bool
+    dead_letter_every: Duration
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark_streaming.submit {JOB}", description=(__doc__ or "").split("\n")[0]
+    )
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--window", default="10s", metavar="DURATION", help="length of the tumbling windows (default 10s)"
+    )
+    parser.add_argument("--watermark", default="10s", metavar="DURATION", help="how late a row may come (default 10s)")
+    parser.add_argument(
+        "--emit",
+        choices=("early", "final"),
+        default="early",
+        help="each update of a window, or each window once when it is over (not in real-time mode)",
+    )
+    parser.add_argument(
+        "--topic-filter",
+        action="append",
+        default=[],
+        metavar="FILTER",
+        help="only messages whose Topic Name matches; may be repeated",
+    )
+    parser.add_argument(
+        "--device-levels",
+        metavar="FIRST-[LAST]",
+        help="levels of the Topic Name that name the device, counted from 1 (default: as the route says)",
+    )
+    parser.add_argument(
+        "--event-time",
+        choices=("payload", "ingest"),
+        default="payload",
+        help="ingest: the time fields of payloads are not looked at",
+    )
+    parser.add_argument(
+        "--ahead-max",
+        default="10s",
+        metavar="DURATION",
+        help="how far event time may be ahead of ingest time (default 10s)",
+    )
+    parser.add_argument(
+        "--ahead",
+        choices=("clamp", "quarantine"),
+        default="clamp",
+        help="further ahead: use ingest time, or dead letter",
+    )
+    parser.add_argument(
+        "--behind-max",
+        metavar="DURATION",
+        help="rows further behind ingest time go to the dead letter (default: no limit)",
+    )
+    parser.add_argument(
+        "--dead-letter-every", default="5s", metavar="DURATION", help="trigger of the dead-letter query (default 5s)"
+    )
+    return parser
+
+
+def read_options(arguments: Sequence[str]) -> Options:
+    """Checked settings. Raises ConfigurationError."""
+    found = argument_parser().parse_args(arguments)
+    common = common_options(JOB, found, default_data_folder())
+    if found.emit == "final" and common.trigger.is_realtime:
+        raise ConfigurationError(
+            "--emit final: real-time mode writes every update; add --trigger micro:5s, or leave it out"
+        )
+    for topic_filter in found.topic_filter:
+        try:
+            check_topic_filter(topic_filter)
+        except TopicError as error:
+            raise ConfigurationError(f"--topic-filter: {error}") from None
+    rules = ReadingRules(
+        routes=common.routes,
+        topic_filters=tuple(found.topic_filter),
+        device_levels=_device_levels(found.device_levels),
+        use_ingest_time=found.event_time == "ingest",
+        ahead_max=parse_duration(found.ahead_max, "--ahead-max", positive=False),
+        behind_max=parse_duration(found.behind_max, "--behind-max") if found.behind_max else None,
+        quarantine_ahead=found.ahead == "quarantine",
+    )
+    return Options(
+        common=common,
+        rules=rules,
+        window=parse_duration(found.window, "--window"),
+        watermark=parse_duration(found.watermark, "--watermark", positive=False),
+        final=found.emit == "final",
+        dead_letter_every=parse_duration(found.dead_letter_every, "--dead-letter-every"),
+    )
+
+
+def stateful_shape(options: Options) -> dict[str, str | int]:
+    """What the checkpoint's state depends on."""
+    common = options.common
+    return {
+        "job": JOB,
+        "shape": SHAPE_VERSION,
+        "mode": "realtime" if common.trigger.is_realtime else "micro-batch",
+        "emit": "final" if options.final else "early",
+        "window": options.window.label,
+        "watermark": options.watermark.label,
+        "shuffle_partitions": common.shuffle_partitions,
+        "state": common.state_store,
+    }
+
+
+def start(session: SparkSession, options: Options) -> list[StreamingQuery]:
+    """Both queries, started."""
+    common = options.common
+    inputs = input_kafka_topics(common.routes)
+
+    source = message_records(
+        session,
+        common.kafka,
+        inputs,
+        starting_offsets=common.starting_offsets,
+        accept_data_loss=common.accept_data_loss,
+    )
+    records = parsed(source, options.rules)
+    stats = device_windows(readings(records, options.rules), options.window, options.watermark)
+    output_mode = "append" if options.final else "update"
+    side = common.trigger if common.trigger.interval is None else Trigger("micro", options.dead_letter_every)
+    rows = stats_records(stats, options.window, final=options.final)
+    letters = dead_letters(faulty(records))
+    return [
+        kafka_writer(
+            rows, common.kafka, PRIMARY_QUERY, common.checkpoint / PRIMARY_QUERY, output_mode, common.trigger
+        ).start(),
+        kafka_writer(letters, common.kafka, "dead_letters", common.checkpoint / "dead_letters", "append", side).start(),
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job until it is told to stop; its exit code."""
+    options = read_options(arguments)
+    stopper = Stopper()
+    stopper.listen()
+    common = options.common
+    reporter = Reporter(JOB, common.as_json)
+    partitions = count_partitions(common.kafka, input_kafka_topics(common.routes), (ANALYTICS, DEAD_LETTER))
+    check_fingerprint(common.checkpoint, stateful_shape(options))
+    slots = slots_needed(partitions, common.shuffle_partitions)
+    session = job_session(JOB, slots, common.shuffle_partitions, common.state_store)
+    if common.progress:
+        session.streams.addListener(ProgressListener(reporter))
+    reporter.say(
+        "starting", f"reading {partitions} partitions", partitions=partitions, checkpoint=str(common.checkpoint)
+    )
+    run_queries(session, start(session, options), common.trigger, stopper, reporter)
+    session.stop()
+    return 0
+
+
+def _device_levels(text: str | None) -> tuple[int, int | None] | None:
+    if text is None:
+        return None
+    first, dash, last = text.partition("-")
+    levels = (first, last) if dash and last else (first,)
+    if not all(level.isdecimal() and 1 <= int(level) <= 32 for level in levels) or (last and int(last) < int(first)):
+        raise ConfigurationError(f"--device-levels: {text!r} is none; write for example 2-3, 2- or 3")
+    return int(first), (int(last) if last else None if dash else int(first))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(lambda: main(sys.argv[1:])))

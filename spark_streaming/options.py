@@ -1,0 +1,147 @@
+"""Options that every job has, and how their texts become settings. Errors name the option and what to write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ConfigurationError
+from schemas.routes import DEFAULT_ROUTES, Route, load_routes
+from spark_streaming.durations import Duration, parse_duration
+from spark_streaming.sources.kafka import KafkaSettings
+
+REALTIME_MIN_S = 5.0  # Spark refuses shorter real-time batches
+_TRIGGER_HELP = "write realtime:5m, micro:5s or available-now"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When a query runs: `kind` is realtime, micro or available-now."""
+
+    kind: str
+    interval: Duration | None
+
+    @property
+    def is_realtime(self) -> bool:
+        return self.kind == "realtime"
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """What every job needs to know."""
+
+    kafka: KafkaSettings
+    routes: tuple[Route, ...]
+    checkpoint: Path
+    trigger: Trigger
+    starting_offsets: str
+    accept_data_loss: bool
+    shuffle_partitions: int
+    state_store: str
+    as_json: bool
+    progress: bool
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that `common_options` reads."""
+    parser.add_argument("--kafka", required=True, metavar="HOST:PORT", help="Kafka's bootstrap servers")
+    parser.add_argument(
+        "--kafka-properties", type=Path, metavar="FILE", help="Kafka client properties (TLS, SASL), name=value a line"
+    )
+    parser.add_argument(
+        "--routes", type=Path, metavar="FILE", help="routes as TOML or JSON; default: the default routes"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="where the job keeps its place; default: below the user's data folder",
+    )
+    parser.add_argument("--trigger", default="realtime:5m", help=f"{_TRIGGER_HELP} (default realtime:5m)")
+    parser.add_argument(
+        "--from",
+        dest="starting",
+        choices=("latest", "earliest"),
+        help="where a new checkpoint starts (default latest; earliest for available-now)",
+    )
+    parser.add_argument("--accept-data-loss", action="store_true", help="go on where Kafka has deleted unread records")
+    parser.add_argument("--shuffle-partitions", type=int, default=2, metavar="N", help="fixed for a checkpoint's life")
+    parser.add_argument("--state", choices=("rocksdb", "memory"), default="rocksdb", help="state store, fixed as well")
+    parser.add_argument("--json", action="store_true", help="one JSON line per event on stdout")
+    parser.add_argument("--progress", action="store_true", help="one JSON line per batch on stdout")
+
+
+def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -> CommonOptions:
+    """Checked settings. Raises ConfigurationError."""
+    trigger = parse_trigger(arguments.trigger)
+    if not 1 <= arguments.shuffle_partitions <= 1000:
+        raise ConfigurationError(f"--shuffle-partitions: {arguments.shuffle_partitions} is not between 1 and 1000")
+    backfill = trigger.interval is None
+    return CommonOptions(
+        kafka=KafkaSettings(arguments.kafka, read_properties(arguments.kafka_properties)),
+        routes=read_routes(arguments.routes),
+        checkpoint=(arguments.checkpoint or data_folder / "spark" / job).absolute(),
+        trigger=trigger,
+        starting_offsets=arguments.starting or ("earliest" if backfill else "latest"),
+        accept_data_loss=arguments.accept_data_loss,
+        shuffle_partitions=arguments.shuffle_partitions,
+        state_store=arguments.state,
+        as_json=arguments.json,
+        progress=arguments.progress,
+    )
+
+
+def parse_trigger(text: str) -> Trigger:
+    """`realtime:5m`, `micro:5s` or `available-now`."""
+    kind, _, interval = text.partition(":")
+    if kind == "available-now" and not interval:
+        return Trigger(kind, None)
+    if kind not in ("realtime", "micro") or not interval:
+        raise ConfigurationError(f"--trigger: {text!r} is none; {_TRIGGER_HELP}")
+    duration = parse_duration(interval, "--trigger")
+    if kind == "realtime" and duration.seconds < REALTIME_MIN_S:
+        raise ConfigurationError(
+            f"--trigger: a real-time batch lasts at least {REALTIME_MIN_S:.0f} s; write realtime:5s or more"
+        )
+    return Trigger(kind, duration)
+
+
+def read_routes(path: Path | None) -> tuple[Route, ...]:
+    """A list of routes in JSON, or `[[routes]]` in TOML or JSON; the default routes without a file."""
+    if path is None:
+        return DEFAULT_ROUTES
+    text = _read(path, "--routes")
+    try:
+        content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--routes: {path} cannot be read: {error}") from None
+    rows = content.get("routes") if isinstance(content, dict) else content
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigurationError(f"--routes: {path} holds no list of routes; write [[routes]] tables")
+    return load_routes(rows)
+
+
+def read_properties(path: Path | None) -> dict[str, str]:
+    """`name=value` lines; empty lines and lines that start with # or ! are skipped."""
+    if path is None:
+        return {}
+    found: dict[str, str] = {}
+    for number, line in enumerate(_read(path, "--kafka-properties").splitlines(), 1):
+        name, equals, value = line.partition("=")
+        if not line.strip() or line.lstrip()[0] in "#!":
+            continue
+        if not equals or not name.strip():
+            raise ConfigurationError(f"--kafka-properties: line {number} of {path} is no name=value")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{option}: {path} cannot be read: {error}") from None

@@ -1,0 +1,100 @@
+"""The Kafka source: message records with headers, and what must be known about Kafka before a query starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j ships no types
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+
+from schemas.errors import ConfigurationError
+from schemas.routes import ANALYTICS, DEAD_LETTER, Route, message_kafka_topics
+from spark_streaming.errors import KafkaUnusable
+
+OUTPUTS = frozenset({ANALYTICS, DEAD_LETTER})  # reading what we write would feed a job its own results
+_ADMIN_TIMEOUT_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Where Kafka is and how to get in; `properties` are Kafka client properties (security.protocol, sasl...)."""
+
+    bootstrap_servers: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def spark_options(self) -> dict[str, str]:
+        options = {f"kafka.{name}": value for name, value in self.properties.items()}
+        return {**options, "kafka.bootstrap.servers": self.bootstrap_servers}
+
+
+def input_kafka_topics(routes: Sequence[Route]) -> tuple[str, ...]:
+    """The routes' Kafka topics without our outputs. Raises ConfigurationError when none is left."""
+    found = tuple(name for name in message_kafka_topics(routes) if name not in OUTPUTS)
+    if not found:
+        raise ConfigurationError(
+            f"routes: every route leads to {ANALYTICS}, so there is nothing to read; add a route '#'"
+        )
+    return found
+
+
+def message_records(
+    session: SparkSession,
+    kafka: KafkaSettings,
+    kafka_topics: Sequence[str],
+    *,
+    starting_offsets: str,
+    accept_data_loss: bool = False,
+) -> DataFrame:
+    """key, value, headers, topic, partition, offset, timestamp (ingest time) of the records, as a stream."""
+    reader = session.readStream.format("kafka").options(**kafka.spark_options)
+    reader = reader.option("subscribe", ",".join(kafka_topics)).option("includeHeaders", "true")
+    reader = reader.option("startingOffsets", starting_offsets)
+    return reader.option("failOnDataLoss", "false" if accept_data_loss else "true").load()
+
+
+def count_partitions(kafka: KafkaSettings, inputs: Sequence[str], outputs: Sequence[str]) -> int:
+    """Over all inputs; asked of Kafka through the connector's own client, before there is a session.
+
+    Raises KafkaUnusable when Kafka does not answer or lacks one of the Kafka topics.
+    """
+    jvm = _jvm()
+    properties = jvm.java.util.Properties()
+    for name, value in {**kafka.properties, "bootstrap.servers": kafka.bootstrap_servers}.items():
+        properties.setProperty(name, value)
+    properties.setProperty("default.api.timeout.ms", str(_ADMIN_TIMEOUT_MS))
+    properties.setProperty("request.timeout.ms", str(_ADMIN_TIMEOUT_MS // 2))
+    admin = None
+    try:
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        existing = set(admin.listTopics().names().get())
+        if missing := [name for name in (*inputs, *outputs) if name not in existing]:
+            raise KafkaUnusable(
+                f"Kafka at {kafka.bootstrap_servers} has no {', '.join(missing)}: create them with "
+                "`headwater topics apply`, or name your routes with --routes"
+            )
+        described = admin.describeTopics(jvm.java.util.ArrayList(list(inputs))).allTopicNames().get()
+        return sum(described.get(name).partitions().size() for name in inputs)
+    except Py4JJavaError as error:
+        raise KafkaUnusable(
+            f"Kafka at {kafka.bootstrap_servers} gives no answer ({_cause(error)}): "
+            "check --kafka and --kafka-properties"
+        ) from None
+    finally:
+        if admin is not None:
+            admin.close(jvm.java.time.Duration.ofSeconds(1))
+
+
+def _jvm() -> Any:
+    SparkContext._ensure_initialized()
+    return SparkContext._jvm
+
+
+def _cause(error: Any) -> str:
+    cause = error.java_exception
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString()).rsplit(".", 1)[-1] if cause.getMessage() is None else str(cause.getMessage())
