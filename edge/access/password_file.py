@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import secrets
 import time
@@ -23,20 +22,16 @@ from typing import Final
 from edge.access.authentication import ANSWER_TIMEOUT_S, AuthenticatorUnavailable
 from edge.access.passwords import (
     hash_password,
-    password_file_fingerprint,
     read_password_file,
     verify_password,
 )
 from edge.access.principal import Credentials, Principal
-from schemas.errors import ConfigurationError
-
-logger = logging.getLogger(__name__)
+from edge.access.watching import RELOAD_S, Fingerprint, Watcher, file_fingerprint
 
 WORKERS_MAX: Final = 4  # 19 MiB each; the event loop wants a core, too
 QUEUE_MAX: Final = 128  # verifications at a time: at 30 ms each on two workers the last one waits the 2 s it has
 CACHE_S: Final = 60.0  # a reconnect storm after a restart of the network is over by then
 CACHE_MAX: Final = 10_000  # about 3 MiB
-RELOAD_S: Final = 1.0  # between two looks at the file: one stat call
 
 
 class PasswordFileAuthenticator:
@@ -66,21 +61,17 @@ class PasswordFileAuthenticator:
         self._queue_max = queue_max
         self._cache_s = cache_s
         self._cache_max = cache_max
-        self._reload_s = reload_s
         self._clock = clock
         self._verify = verify
         self._digest_key = secrets.token_bytes(32)
         self._users: dict[str, str] = {}
-        self._fingerprint: tuple[int, int, int] | None = None
+        self._fingerprint: Fingerprint | None = None
         self._nobody_hash = ""
         self._verified: OrderedDict[bytes, float] = OrderedDict()  # until when; in the order of entry, so of expiry
         self._running: dict[bytes, asyncio.Future[bool]] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._complaint = ""
-        self._figures = dict.fromkeys(
-            ("accepted", "refused", "cached", "overloaded", "late", "failed", "reloads", "reload_failures"), 0
-        )
+        self._watcher = Watcher("password file", self.reload_if_changed, reload_s)
+        self._figures = dict.fromkeys(("accepted", "refused", "cached", "overloaded", "late", "failed", "reloads"), 0)
 
     async def start(self) -> None:
         """Read the file and start the workers. Raises ConfigurationError when the file is not there or not right."""
@@ -89,14 +80,11 @@ class PasswordFileAuthenticator:
         self._nobody_hash = await asyncio.to_thread(hash_password, secrets.token_bytes(32))
         workers = min(WORKERS_MAX, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="headwater-passwords")
-        self._watcher = asyncio.create_task(self._watch(), name="password file")
+        self._watcher.start()
 
     async def stop(self) -> None:
         """End the workers; what they had not begun is refused."""
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.wait({watcher})
+        await self._watcher.stop()
         pool, self._pool = self._pool, None
         if pool is not None:
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
@@ -126,7 +114,7 @@ class PasswordFileAuthenticator:
 
         Raises ConfigurationError when it cannot be read: the users in force stay in force.
         """
-        if password_file_fingerprint(self._path) == self._fingerprint:
+        if file_fingerprint(self._path) == self._fingerprint:
             return False
         self._users, self._fingerprint = await asyncio.to_thread(read_password_file, self._path)
         self._figures["reloads"] += 1
@@ -135,7 +123,7 @@ class PasswordFileAuthenticator:
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics and $SYS."""
         sizes = {"users": len(self._users), "cache": len(self._verified), "running": len(self._running)}
-        return self._figures | sizes
+        return self._figures | sizes | {"reload_failures": self._watcher.failures}
 
     def _digest(self, user: str, password_hash: str, password: bytes) -> bytes:
         text = f"{user}\0{password_hash}\0".encode("utf-8", "surrogatepass")
@@ -177,16 +165,3 @@ class PasswordFileAuthenticator:
         self._verified.move_to_end(key)
         while self._verified and (len(self._verified) > self._cache_max or next(iter(self._verified.values())) <= now):
             self._verified.popitem(last=False)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._reload_s)
-            try:
-                if await self.reload_if_changed():
-                    logger.info("password file read again: %d users", len(self._users))
-                self._complaint = ""
-            except ConfigurationError as error:
-                self._figures["reload_failures"] += 1
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
-                    logger.warning("%s; the users in force stay", error)

@@ -16,6 +16,7 @@ from argon2 import PasswordHasher, Type, extract_parameters
 from argon2.exceptions import InvalidHashError, VerifyMismatchError
 
 from edge.access.principal import has_control_characters
+from edge.access.watching import Fingerprint, read_file
 from schemas.errors import ConfigurationError
 
 MEMORY_COST_KIB: Final = 19 * 1024
@@ -75,32 +76,13 @@ def _is_argon2id(password_hash: str) -> bool:
         return False
 
 
-def read_password_file(path: Path) -> tuple[dict[str, str], tuple[int, int, int]]:
+def read_password_file(path: Path) -> tuple[dict[str, str], Fingerprint]:
     """The users of the file, and its fingerprint. Raises ConfigurationError when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            fingerprint = _fingerprint(os.fstat(file.fileno()))
-            content = file.read(PASSWORD_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigurationError(f"password file {path}: {error.strerror}; make one with `headwater passwd`") from error
-    if len(content) > PASSWORD_FILE_BYTES_MAX:
-        raise ConfigurationError(f"password file {path}: more than {PASSWORD_FILE_BYTES_MAX} bytes")
+    content, fingerprint = read_file(path, "password file", PASSWORD_FILE_BYTES_MAX, "make one with `headwater passwd`")
     try:
         return parse_password_file(content.decode()), fingerprint
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"password file {path}: not UTF-8") from error
-
-
-def password_file_fingerprint(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None when it is not there."""
-    try:
-        return _fingerprint(path.stat())
-    except OSError:
-        return None
-
-
-def _fingerprint(status: os.stat_result) -> tuple[int, int, int]:
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def add_user(path: Path, user: str, password: str | bytes) -> None:
