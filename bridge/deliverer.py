@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 from bridge.delivery import Delivery, read_delivery, read_topic_name
 from bridge.log import Log, LogError, LogTruncated, Position, Record
 from bridge.partitioning import Destination, RouteTable
-from schemas.errors import HeadwaterError, RecordError
+from schemas.errors import HeadwaterError
 from schemas.records import HEADER_DEAD_LETTER_REASON, HEADER_DEAD_LETTER_SOURCE, HEADER_TOPIC
 from schemas.routes import DEAD_LETTER
-from schemas.topics import check_topic_name
 
 if TYPE_CHECKING:
     from bridge.publisher import Publisher
@@ -37,9 +36,9 @@ log = logging.getLogger(__name__)
 GROUP_PREFIX = "headwater.node."
 YIELD_RECORDS = 500  # about 1 ms of work at 2 us per record: what others wait for at most
 COMMIT_INTERVAL_S = 5.0  # how fresh the lag in Kafka's group tools is
+STOP_COMMIT_S = 2.0  # a node that leaves while Kafka is away does not wait for its tools
 FETCH_TIMEOUT_S = 10.0  # only how often an idle pump looks around
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
-CHECKED_NAMES_MAX = 65_536  # cleared when full; a Topic Name is at most 1 KiB
 REASON_BYTES_MAX = 512
 
 
@@ -93,7 +92,6 @@ class Deliverer:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self._since_yield = 0
-        self._checked_names: set[bytes] = set()
         self._counts = dict.fromkeys(
             (
                 "records",
@@ -132,7 +130,11 @@ class Deliverer:
         if self._apply_handle is not None:
             self._apply_handle.cancel()
         if self._tasks:
-            await self._commit()
+            try:
+                async with asyncio.timeout(STOP_COMMIT_S):
+                    await self._commit()
+            except TimeoutError:
+                log.warning("stopped without storing the positions of group %s", self.group_id)
         await self._consumer.stop()
 
     # Filters
@@ -311,7 +313,6 @@ class Deliverer:
         """
         kafka_topic, partition = position
         match = self._table.match_bytes
-        checked = self._checked_names
         topic_name_from_key = self._routes.topic_name_from_key
         now_ms = self._clock_ms()
         deliveries = 0
@@ -326,8 +327,6 @@ class Deliverer:
                         name = headers[0][1]
                     else:
                         name = read_topic_name(kafka_topic, record, topic_name_from_key)
-                    if name not in checked:
-                        self._check_name(name)
                     shards = match(name)
                     if not shards:
                         continue
@@ -389,15 +388,6 @@ class Deliverer:
             return True
         del not_before[position]  # passed: from here on this costs nothing
         return False
-
-    def _check_name(self, topic_name_utf8: bytes) -> None:
-        try:
-            check_topic_name(topic_name_utf8.decode())
-        except UnicodeDecodeError:
-            raise RecordError(f"header {HEADER_TOPIC} is not valid UTF-8") from None
-        if len(self._checked_names) >= CHECKED_NAMES_MAX:
-            self._checked_names.clear()
-        self._checked_names.add(topic_name_utf8)
 
     def _subscriber_failed(self, delivery: Delivery) -> None:
         self._counts["subscriber_errors"] += 1

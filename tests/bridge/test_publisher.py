@@ -7,10 +7,11 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
+from support.logs import RecordingSink, ScriptedLog, VirtualClock, destination, turns
+
 from bridge.log import LogUnavailable, ProducerPoisoned, RecordRefused
 from bridge.memory_log import MemoryLog
 from bridge.publisher import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Publisher
-from support.logs import RecordingSink, ScriptedLog, VirtualClock, destination, turns
 
 
 class Bench:
@@ -107,7 +108,12 @@ async def test_only_the_guilty_record_of_a_batch_is_refused(bench: Bench) -> Non
         else:
             submission.future.set_result(answer)
     await turns()
-    assert bench.sink.outcomes == [("appended", 1, 5), ("refused", 2, "too large"), ("appended", 3, 6), ("appended", 4, 7)]
+    assert bench.sink.outcomes == [
+        ("appended", 1, 5),
+        ("refused", 2, "too large"),
+        ("appended", 3, 6),
+        ("appended", 4, 7),
+    ]
 
 
 async def test_after_30_s_the_outcome_is_unknown_and_the_producer_is_renewed(bench: Bench) -> None:

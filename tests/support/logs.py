@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
+import uuid
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.structs import TopicPartition
+
+from bridge.kafka_log import KafkaLog
 from bridge.log import LogConsumer, LogError, LogUnavailable, PendingRecord, Position, ProducerPoisoned, RecordRefused
+from bridge.memory_log import MemoryLog
 from bridge.partitioning import Destination
+
+READ_S = 20.0  # for what must come; a loaded machine is slow
 
 
 @dataclass(slots=True)
@@ -102,3 +112,61 @@ async def turns(count: int = 5) -> None:
 
 def destination(partition: int = 0, kafka_topic: str = "mqtt.messages", key: bytes = b"k") -> Destination:
     return Destination(kafka_topic, partition, key)
+
+
+class LogHarness:
+    """A log under the conformance suite, and what the suite does behind its back."""
+
+    def __init__(self, log: Any, kafka_topic: str, admin: AIOKafkaAdminClient | None) -> None:
+        self.log = log
+        self.kafka_topic = kafka_topic
+        self._admin = admin
+
+    def at(self, partition: int) -> Position:
+        return (self.kafka_topic, partition)
+
+    async def append(self, partition: int, *values: bytes) -> int:
+        return int(await self.log.submit(self.kafka_topic, partition, [(b"k", value, []) for value in values]))
+
+    async def truncate(self, partition: int, start: int) -> None:
+        if self._admin is None:
+            self.log.truncate(self.kafka_topic, partition, start)
+            return
+        where = TopicPartition(self.kafka_topic, partition)
+        await self._admin.delete_records({where: RecordsToDelete(before_offset=start)})
+
+    async def read(self, consumer: LogConsumer, count: int) -> list[tuple[Position, Any]]:
+        """The next ``count`` records, each with its partition; fails rather than wait for ever."""
+        records: list[tuple[Position, Any]] = []
+        async with asyncio.timeout(READ_S):
+            while len(records) < count:
+                for position, part in await consumer.fetch(READ_S):
+                    records += [(position, record) for record in part]
+        return records
+
+
+@asynccontextmanager
+async def memory_harness() -> AsyncIterator[LogHarness]:
+    log = MemoryLog()
+    await log.start()
+    yield LogHarness(log, "test.messages", None)
+    await log.stop()
+
+
+@asynccontextmanager
+async def kafka_harness(bootstrap: str, partitions: int = 12) -> AsyncIterator[LogHarness]:
+    """A Kafka topic of its own on a real Kafka, every partition with its leader."""
+    kafka_topic = f"test.{uuid.uuid4().hex}"
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(2 * 1024 * 1024)}
+    await admin.create_topics([NewTopic(kafka_topic, partitions, 1, topic_configs=config)])
+    log = KafkaLog(bootstrap)
+    await log.start()
+    await log.end_offsets({(kafka_topic, partition) for partition in range(partitions)})
+    try:
+        yield LogHarness(log, kafka_topic, admin)
+    finally:
+        await log.stop()
+        await admin.delete_topics([kafka_topic])
+        await admin.close()
