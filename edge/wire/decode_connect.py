@@ -84,6 +84,8 @@ def _will(reader: Reader, flags: int) -> Will:
 def decode_connack(reader: Reader) -> Connack:
     """Decode a CONNACK; a 3.1.1 return code becomes the reason code it stands for."""
     flags = reader.byte("connect acknowledge flags")
+    if reader.protocol_version == 3:
+        flags = 0  # 3.1 reserves this byte, and knows no session present flag
     if flags > 1:  # [MQTT5-3.2.2-1]
         raise reader.malformed("reserved connect acknowledge flags are set", "MQTT5-3.2.2-1", "MQTT311 §3.2.2.1")
     code = reader.byte("reason code")
