@@ -23,6 +23,8 @@ from edge.access.authentication import ANSWER_TIMEOUT_S, AuthenticatorUnavailabl
 from edge.access.principal import ANONYMOUS, Credentials, Principal
 from schemas.errors import ConfigurationError
 
+logger = logging.getLogger(__name__)
+
 WAITING_MAX: Final = 256  # CONNECTs the plugins are busy with; more would wait longer than 2 s anyway
 START_TIMEOUT_S: Final = 30.0  # a plugin may open a database or a connection
 STOP_TIMEOUT_S: Final = 5.0  # then its thread, a daemon, is left behind
@@ -119,9 +121,9 @@ class AmqttPluginAuthenticator:
         try:
             if manager is not None:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(manager.close(), loop))
-        except TimeoutError:
-            logging.getLogger(__name__).warning("the amqtt plugins did not close in %s s", STOP_TIMEOUT_S)
+                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_close(manager), loop))
+        except Exception as error:  # whatever a plugin raises: its thread ends all the same
+            logger.warning("the amqtt plugins did not close: %s", type(error).__name__)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
@@ -178,7 +180,25 @@ class AmqttPluginAuthenticator:
         manager: PluginManager[Any] = PluginManager(_NAMESPACE, context)
         if not manager._auth_plugins:
             raise ConfigurationError("none of them is an auth plugin")
+        await _call(manager, "on_broker_pre_start")
+        await _call(manager, "on_broker_post_start")
         return manager
+
+
+async def _call(manager: PluginManager[Any], hook: str) -> None:
+    """amqtt's life-cycle hooks, where plugins open and close what they need."""
+    for plugin in manager.plugins:
+        method = getattr(plugin, hook, None)
+        if method is not None:
+            await method()
+
+
+async def _close(manager: PluginManager[Any]) -> None:
+    try:
+        await _call(manager, "on_broker_pre_shutdown")
+        await _call(manager, "on_broker_post_shutdown")
+    finally:
+        await manager.close()
 
 
 async def _verdict(manager: PluginManager[Any], session: PluginSession, timeout_s: float) -> bool:

@@ -145,7 +145,7 @@ class TokenBucket:
     def try_take(self, n: float, now: float) -> bool:
         """Take n tokens if they are there; False (and nothing taken) otherwise."""
         full_at = max(self._full_at, now) + n * self._interval_s
-        if full_at - now > self._burst_s + 1e-9:  # a millionth of a token, for rounding
+        if full_at - now > self._burst_s + self._interval_s * 1e-3:  # a thousandth of a token, for rounding
             return False
         self._full_at = full_at
         return True

@@ -52,6 +52,25 @@ class Scripted(BaseAuthPlugin):  # type: ignore[misc]
         closed.append(self.config.answer)
 
 
+class Opens(Scripted):
+    """As plugins that open a database when the broker starts."""
+
+    is_open = False
+
+    async def on_broker_pre_start(self) -> None:
+        if self.config.answer == "no":
+            raise OSError("no database")
+        self.is_open = True
+
+    async def on_broker_pre_shutdown(self) -> None:
+        closed.append("shutdown")
+        if self.config.answer == "none":
+            raise OSError("canary")
+
+    async def authenticate(self, *, session: Session) -> bool | None:
+        return self.is_open
+
+
 class Second(Scripted):
     """The same class cannot be named twice in one configuration."""
 
@@ -106,6 +125,20 @@ async def test_verdicts_are_joined_as_amqtt_joins_them(first: str, second: str, 
         principal = await authenticator.authenticate(ASKED)
     assert principal == (Principal("ann", "c", "192.0.2.1") if accepted else None)
     assert sorted(closed) == sorted([first, second])
+
+
+async def test_plugins_are_told_that_the_edge_starts_and_ends() -> None:
+    async with running(named(Opens, answer="yes")) as authenticator:
+        assert await authenticator.authenticate(ASKED) is not None
+    assert closed == ["shutdown", "yes"]
+
+
+async def test_a_plugin_that_fails_to_close_is_closed_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(named(Opens, answer="none")):
+        pass
+    assert closed == ["shutdown", "none"]
+    assert "did not close: OSError" in caplog.text
+    assert not any(thread.name == "headwater-plugins" for thread in threading.enumerate())
 
 
 async def test_a_plugin_sees_what_amqtt_would_show_it() -> None:
@@ -190,9 +223,10 @@ async def test_stopping_ends_the_thread_and_refuses_those_who_wait() -> None:
         named(NoAuthPlugin),
         named(CannotStart),
         named(Scripted, colour="red"),
+        named(Opens, answer="no"),
         {"pathlib.Path": {}},
     ],
-    ids=["none", "missing", "other kind", "constructor", "option", "no plugin"],
+    ids=["none", "missing", "other kind", "constructor", "option", "hook", "no plugin"],
 )
 async def test_what_cannot_work_stops_the_start(plugins: dict[str, dict[str, Any]]) -> None:
     with pytest.raises(ConfigurationError):

@@ -141,7 +141,7 @@ def test_no_more_than_burst_and_rate_ever_passes(rate: int, burst: int, steps: l
     for pause_s, wanted in steps:
         now += pause_s
         passed += wanted if bucket.try_take(wanted, now) else 0
-        assert passed <= burst + rate * now + 1e-3
+        assert passed <= burst + rate * now + 1e-2
 
 
 @given(takes=st.lists(st.integers(1, 5_000), min_size=1, max_size=50))
