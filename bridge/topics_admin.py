@@ -154,12 +154,15 @@ def _differences_of(spec: KafkaTopicSpec, state: KafkaTopicState, replication_fa
 @asynccontextmanager
 async def _admin(bootstrap: str, client_options: Mapping[str, Any] | None) -> AsyncIterator[AIOKafkaAdminClient]:
     """An admin client; every failure of Kafka's leaves as AdminFailed."""
-    admin = AIOKafkaAdminClient(
-        bootstrap_servers=bootstrap,
-        client_id="headwater-admin",
-        request_timeout_ms=_REQUEST_TIMEOUT_MS,
-        **(client_options or {}),
-    )
+    try:
+        admin = AIOKafkaAdminClient(
+            bootstrap_servers=bootstrap,
+            client_id="headwater-admin",
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
+            **(client_options or {}),
+        )
+    except (KafkaError, ValueError) as error:
+        raise AdminFailed(f"cannot use {bootstrap!r} as Kafka's address: {error}") from error
     try:
         try:
             await admin.start()

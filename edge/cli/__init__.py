@@ -1,0 +1,1 @@
+"""The command line: `headwater up`, `kafka`, `edge`, `topics`, `nodes`, `doctor`."""
