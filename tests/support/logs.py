@@ -13,10 +13,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
+from bridge.delivery import Delivery
 from bridge.kafka_log import KafkaLog
 from bridge.log import LogConsumer, LogError, LogUnavailable, PendingRecord, Position, ProducerPoisoned, RecordRefused
 from bridge.memory_log import MemoryLog
 from bridge.partitioning import Destination
+from bridge.subscriptions import Grant
 
 READ_S = 20.0  # for what must come; a loaded machine is slow
 
@@ -42,6 +44,7 @@ class ScriptedLog:
         self.submissions: list[Submission] = []
         self.renewals = 0
         self.renewal_errors: list[LogError] = []
+        self._submitted = asyncio.Event()
 
     async def start(self) -> None: ...
 
@@ -50,7 +53,15 @@ class ScriptedLog:
     def submit(self, kafka_topic: str, partition: int, records: list[PendingRecord]) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.submissions.append(Submission(kafka_topic, partition, list(records), future))
+        self._submitted.set()
         return future
+
+    async def submitted(self, count: int) -> None:
+        """Until that many batches were submitted in all."""
+        async with asyncio.timeout(5):
+            while len(self.submissions) < count:
+                self._submitted.clear()
+                await self._submitted.wait()
 
     async def renew_producer(self) -> None:
         await asyncio.sleep(0)
@@ -170,3 +181,25 @@ async def kafka_harness(bootstrap: str, partitions: int = 12) -> AsyncIterator[L
         await log.stop()
         await admin.delete_topics([kafka_topic])
         await admin.close()
+
+
+class RecordingSubscriber:
+    """Keeps what it is handed; can say when it has as much as the test waits for."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self._arrived = asyncio.Event()
+
+    def deliver(self, delivery: Delivery, grant: Grant) -> None:
+        self.deliveries.append(delivery)
+        self._arrived.set()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [delivery.payload for delivery in self.deliveries]
+
+    async def wait(self, count: int) -> None:
+        async with asyncio.timeout(READ_S):
+            while len(self.deliveries) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
