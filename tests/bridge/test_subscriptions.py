@@ -339,3 +339,15 @@ def test_lookups() -> None:
     assert table.remove("nothing", client) is None
     assert granted(table, "a/x").keys() == {client}
     assert table.match("c") == ()
+
+
+@pytest.mark.parametrize("topic_filter", ["n/0", "n/+"])
+def test_a_change_reaches_the_old_generation(topic_filter: str) -> None:
+    """The name was asked for long ago, but its result is still kept."""
+    table, client = SubscriptionTable(names_max=8), Client()
+    for number in range(5):
+        table.match(f"n/{number}")
+    assert table.statistics()["cached_names"] == 5
+    assert b"n/0" not in table._cache.young
+    table.add(Subscription(client, topic_filter))
+    assert granted(table, "n/0").keys() == {client}
