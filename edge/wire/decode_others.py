@@ -93,6 +93,7 @@ def decode_subscribe(reader: Reader) -> Subscribe:
     subscriptions = []
     while reader.position < reader.end:
         subscriptions.append(_subscription(reader))
+        reader.check_repeated(len(subscriptions), "topic filters")
     if not subscriptions:  # [MQTT5-3.8.3-2] [MQTT311-3.8.3-3]
         raise reader.protocol_error("SUBSCRIBE without a topic filter", "MQTT5-3.8.3-2", "MQTT311-3.8.3-3")
     return Subscribe(packet_id, tuple(subscriptions), properties)
@@ -133,6 +134,7 @@ def _reasons(reader: Reader, codes: ReasonCodes, clause_5: str, clause_311: str)
     reason_codes = []
     while reader.position < reader.end:
         reason_codes.append(_reason(reader, codes, clause_5, clause_311))
+        reader.check_repeated(len(reason_codes), "reason codes")
     if not reason_codes:
         raise reader.malformed("no reason code", "MQTT5 §3.9.3", "MQTT311 §3.9.3")
     return tuple(reason_codes)
@@ -154,6 +156,7 @@ def decode_unsubscribe(reader: Reader) -> Unsubscribe:
     topic_filters = []
     while reader.position < reader.end:
         topic_filters.append(_topic_filter(reader))
+        reader.check_repeated(len(topic_filters), "topic filters")
     if not topic_filters:  # [MQTT5-3.10.3-2] [MQTT311-3.10.3-2]
         raise reader.protocol_error("UNSUBSCRIBE without a topic filter", "MQTT5-3.10.3-2", "MQTT311-3.10.3-2")
     return Unsubscribe(packet_id, tuple(topic_filters), properties)

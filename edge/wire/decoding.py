@@ -69,12 +69,12 @@ def decode_for_server(first_byte: int, body: bytes, protocol_version: int) -> Pa
 
     ``protocol_version`` is the connection's (3, 4, 5); before CONNECT any will do, CONNECT brings its own.
     """
-    if 0x30 <= first_byte < 0x40:
-        return decode_publish(first_byte, body, protocol_version, 1)
     if first_byte == 0x40 and len(body) == 2:
         packet_id = body[0] << 8 | body[1]
         if packet_id:
             return Puback(packet_id)
+    elif first_byte & 0xF0 == 0x30:
+        return decode_publish(first_byte, body, protocol_version, 1)
     return _decode(first_byte, body, protocol_version, packet_types.FROM_CLIENT)
 
 

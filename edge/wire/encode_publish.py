@@ -88,8 +88,11 @@ def publish_head(
     if protocol_version == 5:
         size += len(properties_bytes) or 1
     first_byte = 0x30 | dup << 3 | qos << 1 | retain
+    length = len(topic_name_utf8)
     if size < 0x80:
-        return bytes((first_byte, size)) + binary(topic_name_utf8, "topic name")
+        return bytes((first_byte, size, 0, length)) + topic_name_utf8
+    if size < 0x4000:  # nearly every PUBLISH there is; one object instead of three
+        return bytes((first_byte, size & 0x7F | 0x80, size >> 7, length >> 8, length & 0xFF)) + topic_name_utf8
     return bytes((first_byte,)) + variable_bytes(size) + binary(topic_name_utf8, "topic name")
 
 

@@ -6,7 +6,8 @@
     ├── UnsupportedProtocolVersion 0x84
     ├── TopicFilterInvalid       0x8F
     ├── TopicNameInvalid         0x90
-    └── PacketTooLarge           0x95
+    ├── PacketTooLarge           0x95
+    └── QuotaExceeded            0x97  more entries in one packet than the codec takes
     Unencodable                  our own fault: a value that no packet can carry
 
 Decoding raises nothing but ``ProtocolViolation``, encoding nothing but ``Unencodable``.
@@ -83,6 +84,12 @@ class PacketTooLarge(ProtocolViolation):
     """The packet is larger than the receiver takes: known from its Remaining Length, before anything is buffered."""
 
     reason_code = ReasonCode.PACKET_TOO_LARGE
+
+
+class QuotaExceeded(ProtocolViolation):
+    """The packet repeats a property or a topic filter more often than ``reader.REPEATED_MAX``."""
+
+    reason_code = ReasonCode.QUOTA_EXCEEDED
 
 
 class Unencodable(ValueError):  # noqa: N818 - see above

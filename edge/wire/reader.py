@@ -7,9 +7,24 @@ MQTT 5.0.
 
 from __future__ import annotations
 
+from typing import Final
+
 from edge.wire import packet_types
-from edge.wire.errors import MalformedPacket, ProtocolError
+from edge.wire.errors import MalformedPacket, ProtocolError, QuotaExceeded
 from edge.wire.properties import SPECS, WILL, DataType, Properties, PropertySpec
+
+# Plain numbers: looking a member up on its Enum class costs more than reading the property.
+_FLAG: Final = DataType.FLAG.value
+_TWO_BYTES: Final = DataType.TWO_BYTES.value
+_FOUR_BYTES: Final = DataType.FOUR_BYTES.value
+_VARIABLE_BYTES: Final = DataType.VARIABLE_BYTES.value
+_STRING: Final = DataType.STRING.value
+_BINARY: Final = DataType.BINARY.value
+_STRING_PAIR: Final = DataType.STRING_PAIR.value
+
+# User properties, subscription identifiers or topic filters in one packet. An edge's own limits are lower and
+# configurable (32 and 100); this one bounds what a packet of the largest size can cost before they are asked: about 2 ms.
+REPEATED_MAX: Final = 1_024
 
 
 class Reader:
@@ -39,9 +54,12 @@ class Reader:
     def _take(self, size: int, what: str) -> int:
         position = self.position
         if position + size > self.end:
-            raise self.malformed(f"the packet ends inside its {what}", "MQTT5 §2.1.4", "MQTT311 §2.2.3")
+            raise self._ends_inside(what)
         self.position = position + size
         return position
+
+    def _ends_inside(self, what: str) -> MalformedPacket:
+        return self.malformed(f"the packet ends inside its {what}", "MQTT5 §2.1.4", "MQTT311 §2.2.3")
 
     def byte(self, what: str) -> int:
         """Read one byte."""
@@ -61,6 +79,10 @@ class Reader:
 
     def variable_bytes(self, what: str) -> int:
         """Read a Variable Byte Integer of at most four bytes, in its shortest form (§1.5.5)."""
+        position = self.position
+        if position < self.end and self.body[position] < 0x80:  # one byte: nearly always
+            self.position = position + 1
+            return self.body[position]
         value = 0
         for shift in (0, 7, 14, 21):
             byte = self.byte(what)
@@ -73,15 +95,19 @@ class Reader:
 
     def binary(self, what: str) -> bytes:
         """Read Binary Data: a length of two bytes, then the bytes (§1.5.6)."""
-        size = self.two_bytes(what)
-        position = self._take(size, what)
-        return self.body[position : position + size]
+        body, position, end = self.body, self.position, self.end
+        start = position + 2
+        stop = start + (body[position] << 8 | body[position + 1]) if start <= end else start
+        if stop > end:
+            raise self._ends_inside(what)
+        self.position = stop
+        return body[start:stop]
 
     def string(self, what: str) -> str:
         """Read a UTF-8 Encoded String: no surrogates, no U+0000; U+FEFF is kept (§1.5.4)."""
-        raw = self.binary(what)
         try:
-            value = str(raw, "utf-8")  # [MQTT5-1.5.4-1] [MQTT5-1.5.4-3] [MQTT311-1.5.3-1] [MQTT311-1.5.3-3]
+            # [MQTT5-1.5.4-1] [MQTT5-1.5.4-3] [MQTT311-1.5.3-1] [MQTT311-1.5.3-3]
+            value = str(self.binary(what), "utf-8")
         except UnicodeDecodeError:
             raise self.malformed(f"{what}: not UTF-8", "MQTT5-1.5.4-1", "MQTT311-1.5.3-1") from None
         if "\0" in value:  # [MQTT5-1.5.4-2] [MQTT311-1.5.3-2]
@@ -94,6 +120,12 @@ class Reader:
         if packet_id == 0:  # [MQTT5-2.2.1-3] [MQTT311-2.3.1-1]
             raise self.protocol_error("packet identifier 0", "MQTT5-2.2.1-3", "MQTT311-2.3.1-1")
         return packet_id
+
+    def check_repeated(self, number: int, what: str) -> None:
+        """Raise QuotaExceeded for the entry after the last one that a packet may have."""
+        if number > REPEATED_MAX:
+            clause = "MQTT5 §4.13" if self.protocol_version == 5 else "MQTT311 §4.8"
+            raise QuotaExceeded(f"more than {REPEATED_MAX} {what}", clause, self.protocol_version)
 
     def finish(self) -> None:
         """Check that nothing is left: a packet is exactly as long as its Remaining Length says."""
@@ -119,10 +151,12 @@ class Reader:
         while self.position < self.end:
             spec = self._next_spec(place, seen)
             seen |= 1 << spec.identifier
-            if spec.data_type == DataType.STRING_PAIR:
+            if spec.data_type == _STRING_PAIR:
                 repeated[1].append((self.string(spec.name), self.string(spec.name)))  # [MQTT5-1.5.7-1]
-            elif spec.data_type == DataType.VARIABLE_BYTES:
+                self.check_repeated(len(repeated[1]), spec.name)
+            elif spec.data_type == _VARIABLE_BYTES:
                 repeated[0].append(self._number(spec, self.variable_bytes(spec.name)))
+                self.check_repeated(len(repeated[0]), spec.name)
             else:
                 setattr(properties, spec.name, self._value(spec))
         properties.subscription_identifiers = tuple(repeated[0])
@@ -145,18 +179,18 @@ class Reader:
 
     def _value(self, spec: PropertySpec) -> int | bool | str | bytes:
         data_type = spec.data_type
-        if data_type == DataType.STRING:
+        if data_type == _STRING:
             return self.string(spec.name)
-        if data_type == DataType.BINARY:
+        if data_type == _BINARY:
             return self.binary(spec.name)
-        if data_type == DataType.FOUR_BYTES:
+        if data_type == _FOUR_BYTES:
             return self._number(spec, self.four_bytes(spec.name))
-        if data_type == DataType.TWO_BYTES:
+        if data_type == _TWO_BYTES:
             return self._number(spec, self.two_bytes(spec.name))
         value = self.byte(spec.name)
         if value > 1:
             raise self.protocol_error(f"{spec.name} is {value}: neither 0 nor 1", f"MQTT5 {spec.section}")
-        return value == 1 if data_type == DataType.FLAG else value
+        return value == 1 if data_type == _FLAG else value
 
     def _number(self, spec: PropertySpec, value: int) -> int:
         if value == 0 and spec.not_zero:

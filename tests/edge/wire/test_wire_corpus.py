@@ -11,12 +11,15 @@ from edge.wire import (
     Framer,
     Packet,
     ProtocolViolation,
+    QuotaExceeded,
     check_topic_name_utf8,
     decode,
     decode_for_client,
     decode_for_server,
     encode,
+    variable_bytes,
 )
+from edge.wire.reader import REPEATED_MAX
 
 PACKET_BYTES_MAX = 1_000_000
 NEXT = b"\xd0\x00\x40\x02\x00\x01"  # a PINGRESP and a PUBACK
@@ -83,7 +86,28 @@ def test_corpus_is_large_and_names_every_error() -> None:
     assert len(CORPUS) >= 290
     assert len({case.name for case in CORPUS}) == len(CORPUS)
     raised = {case.error for case in CORPUS if case.error is not None}
-    assert raised == set(ProtocolViolation.__subclasses__())
+    assert raised | {QuotaExceeded} == set(ProtocolViolation.__subclasses__())  # its packets are long: below
+
+
+USER_PROPERTY = b"\x26\x00\x01n\x00\x01v"
+FILTER = b"\x00\x01a\x00"
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_one_packet_repeats_nothing_without_end(extra: int) -> None:
+    count = REPEATED_MAX + extra
+    properties = variable_bytes(count * len(USER_PROPERTY)) + USER_PROPERTY * count
+    bodies = (
+        (0x30, b"\x00\x01a" + properties, 5),
+        (0x82, b"\x00\x01" + FILTER * count, 4),
+        (0xA2, b"\x00\x01" + FILTER[:3] * count, 4),
+    )
+    for first_byte, body, version in bodies:
+        if extra:
+            with pytest.raises(QuotaExceeded):
+                decode_for_server(first_byte, body, version)
+        else:
+            assert decode_for_server(first_byte, body, version)
 
 
 @pytest.mark.parametrize(
