@@ -23,7 +23,7 @@ _BINARY: Final = DataType.BINARY.value
 _STRING_PAIR: Final = DataType.STRING_PAIR.value
 
 # User properties, subscription identifiers or topic filters in one packet. An edge's own limits are lower and
-# configurable (32 and 100); this one bounds what a packet of the largest size can cost before they are asked: about 2 ms.
+# configurable (32 and 100); this one bounds what a packet of the largest size can cost before they are asked: 3 ms.
 REPEATED_MAX: Final = 1_024
 
 
