@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import doctor, kafka, nodes, topics
+from edge.cli import doctor, edge, kafka, nodes, topics, up
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("up")(up.run)
+app.command("edge")(edge.run)
 app.command("kafka")(kafka.run)
 app.command("nodes")(nodes.run)
 app.command("doctor")(doctor.run)

@@ -130,19 +130,30 @@ class SessionEngine:
         if self.is_closed():
             return
         self._last_received = now
-        incoming = self.incoming
+        incoming, outgoing = self.incoming, self.outgoing
         before = incoming.received if incoming is not None else 0
+        is_5 = self.protocol_version == MQTT_5
+        answers_max = self._limits.receive_maximum_in
         try:
             for first_byte, body in self._framer.feed(data):
-                packet = decode_for_server(first_byte, body, self.protocol_version)
-                if type(packet) is Publish and self._held is None:
-                    self._on_publish(packet)
-                elif type(packet) is Puback and self.outgoing is not None:
-                    self.outgoing.acknowledged(packet.packet_id, self._wall_ms(now))
-                else:
-                    self._on_packet(packet, now)
+                # Two short ways for nearly all traffic; whatever they do not take goes the long way
+                if first_byte == 0x40:
+                    if (
+                        outgoing is not None
+                        and len(body) == 2
+                        and outgoing.acknowledged(body[0] << 8 | body[1], now, self.wall_offset_ms)
+                    ):
+                        continue
+                elif first_byte | 2 == 0x32 and incoming is not None and self._held is None:
+                    record = incoming.plain(first_byte, body, is_5, answers_max)
+                    if record is not None:
+                        self.effects.append(record)
+                        continue
+                self._on_packet(decode_for_server(first_byte, body, self.protocol_version), now)
                 if self.is_closed():
                     return
+                incoming, outgoing = self.incoming, self.outgoing
+                is_5 = self.protocol_version == MQTT_5
             if self._framer.error is not None:
                 raise self._framer.error
         except ProtocolViolation as violation:
@@ -322,7 +333,7 @@ class SessionEngine:
             self._on_disconnect(packet)
         elif isinstance(packet, Puback):
             if self.outgoing is not None:
-                self.outgoing.acknowledged(packet.packet_id, self._wall_ms(now))
+                self.outgoing.acknowledged(packet.packet_id, now, self.wall_offset_ms)
         else:
             raise ProtocolError(f"{type(packet).__name__.upper()} is not expected here", "MQTT5-4.13.1-1")
 

@@ -14,37 +14,23 @@ def publish_frame(
 ) -> Frame:
     """The frame for subscribers of this version, QoS, RETAIN flag and Subscription Identifiers.
 
-    Frames are kept on the delivery, so that a fan-out encodes once; a message that expires is encoded for each
-    subscriber because what is left of its Message Expiry Interval goes with it [MQTT5-3.3.2-6].
+    Frames are kept on the delivery, by these four, so that a fan-out encodes once. A message that expires is encoded
+    for each subscriber: what is left of its Message Expiry Interval goes with it [MQTT5-3.3.2-6].
     """
-    frames = delivery.frames
-    if frames is None:
-        frames = delivery.frames = {}
-    key: object = qos | 4 if retain else qos
-    if protocol_version == MQTT_5:
-        if delivery.expiry_s is not None:
-            return _encode(delivery, protocol_version, qos, retain, subscription_ids, wall_ms)
-        key = (key, subscription_ids)
-    frame: Frame | None = frames.get(key)
-    if frame is None:
-        frame = frames[key] = _encode(delivery, protocol_version, qos, retain, subscription_ids, wall_ms)
-    return frame
-
-
-def _encode(
-    delivery: Delivery, protocol_version: int, qos: int, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
-) -> Frame:
-    properties = b""
-    if protocol_version == MQTT_5 and (
-        subscription_ids or delivery.properties is not None or delivery.expiry_s is not None
-    ):
-        properties = _properties(delivery, subscription_ids, wall_ms)
     payload = delivery.payload
-    head = publish_head(
-        delivery.topic_name_utf8, len(payload), qos, retain, False, properties, protocol_version
-    )  # DUP 0: the first delivery to this client [MQTT5-3.3.1-3]
-    tail = publish_tail(payload, properties, protocol_version)
-    return (head + tail, b"") if qos == 0 else (head, tail)
+    properties = b""
+    expires = delivery.expiry_s is not None and protocol_version == MQTT_5
+    if expires or (protocol_version == MQTT_5 and (subscription_ids or delivery.properties is not None)):
+        properties = _properties(delivery, subscription_ids, wall_ms)
+    # DUP 0: the first delivery to this client [MQTT5-3.3.1-3]
+    head = publish_head(delivery.topic_name_utf8, len(payload), qos, retain, False, properties, protocol_version)
+    tail = publish_tail(payload, properties, protocol_version) if protocol_version == MQTT_5 else payload
+    frame = (head, tail) if qos else (head + tail, b"")
+    if not expires:
+        if delivery.frames is None:
+            delivery.frames = {}
+        delivery.frames[protocol_version, qos, retain, subscription_ids] = frame
+    return frame
 
 
 def _properties(delivery: Delivery, subscription_ids: tuple[int, ...], wall_ms: int) -> bytes:

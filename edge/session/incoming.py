@@ -28,6 +28,39 @@ class Incoming:
         self.received = 0
         self.refused = 0
 
+    def plain(self, first_byte: int, body: bytes, is_5: bool, answers_max: int) -> AppendRecord | None:
+        """The short way for nearly every PUBLISH: a known topic name, no DUP, no RETAIN, no properties.
+
+        `first_byte` is 0x30 or 0x32. None: anything else, or anything wrong; the long way (decode, then `target` and
+        `append`) finds out which. Both ways make the same record.
+        """
+        size = len(body)
+        if size < 2:
+            return None
+        end = (body[0] << 8 | body[1]) + 2
+        target = self._targets.get(body[2:end])
+        if target.__class__ is not PublishTarget:
+            return None
+        packet_id = 0
+        if first_byte == 0x32:
+            if size < end + 2 or len(self._answers) >= answers_max:
+                return None
+            packet_id = body[end] << 8 | body[end + 1]
+            if not packet_id:
+                return None
+            end += 2
+        if is_5:
+            if size <= end or body[end]:
+                return None
+            end += 1
+        elif size < end:
+            return None
+        record = AppendRecord(packet_id, None, target, body[end:], target.headers[first_byte >> 1 & 1])
+        self.received += 1
+        if packet_id:
+            self._answers.append(record)
+        return record
+
     def target(self, packet: Publish) -> PublishTarget | ReasonCode:
         """Where the packet's topic name goes; kept per session so that routing and ACL cost one dict hit."""
         raw = packet.topic_name_utf8
@@ -53,9 +86,13 @@ class Incoming:
 
     def answer(self, record: PendingAnswer, answer: bytes) -> None:
         """The answer to `record` is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""
-        record.answer = answer
         answers = self._answers
         out = self._out
+        if answers[0] is record:  # the common case: they become known in order
+            answers.popleft()
+            out.append(answer)
+        else:
+            record.answer = answer
         while answers and answers[0].answer is not None:
             known = answers.popleft().answer
             assert known is not None

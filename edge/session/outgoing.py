@@ -73,12 +73,12 @@ class Outgoing:
         else:
             self._send(delivery, qos, retain, grant.subscription_ids, wall_ms)
 
-    def acknowledged(self, packet_id: int, wall_ms: int) -> bool:
+    def acknowledged(self, packet_id: int, now: float, wall_offset_ms: float) -> bool:
         """PUBACK: the identifier is free again and the window moves; False if it was not in flight."""
         if self.inflight.pop(packet_id, None) is None:
             return False
         if self._queue:
-            self.drain(wall_ms)
+            self.drain(int(now * 1000 + wall_offset_ms))
         return True
 
     def drain(self, wall_ms: int) -> None:
@@ -112,7 +112,11 @@ class Outgoing:
     def _send(
         self, delivery: Delivery, qos: int, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
     ) -> None:
-        head, tail = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms)
+        frames = delivery.frames
+        frame = frames.get((self._version, qos, retain, subscription_ids)) if frames is not None else None
+        if frame is None:
+            frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms)
+        head, tail = frame
         if len(head) + len(tail) + (2 if qos else 0) > self._packet_bytes_max:
             self.too_large += 1  # [MQTT5-3.1.2-24] [MQTT5-3.1.2-25]
             return

@@ -1,0 +1,167 @@
+"""`headwater edge`: one edge node in the foreground, or W workers that share its ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from bridge.kafka_log import KafkaLog
+from edge.cli.children import Child
+from edge.cli.console import JsonOption, output, print_json
+from edge.cli.kafka_options import client_options
+from edge.node.config import EdgeConfig, load_config, make_config
+from edge.node.node import EdgeNode
+from schemas.errors import ConfigurationError
+
+DEV_BANNER = "--dev: anonymous clients, no TLS, replication factor 1; this machine only, never a fleet"
+WORKERS_MAX = 64
+
+
+def run(
+    config: Annotated[
+        Path,
+        typer.Option("--config", metavar="FILE", help="The edge's TOML file; '-': a line of JSON on standard input."),
+    ],
+    workers: Annotated[int, typer.Option(min=1, max=WORKERS_MAX, help="Processes that share the edge's ports.")] = 1,
+    as_json: JsonOption = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run one edge node until Ctrl-C or SIGTERM: it finishes what is in flight and says goodbye to its clients."""
+    set_up_logging(log_level)
+    from_parent = str(config) == "-"
+    edge_config = _config_from_stdin() if from_parent else load_config(config)
+    if workers > 1:
+        run_loop(_run_workers(edge_config, workers, as_json))
+    else:
+        run_loop(_run_node(edge_config, as_json, from_parent))
+
+
+def set_up_logging(level: str) -> None:
+    """Log to standard error, one line per event; raises ConfigurationError for an unknown level."""
+    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigurationError(f"--log-level {level}: write debug, info, warning or error")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    logging.getLogger("aiokafka").setLevel(max(logging.getLogger().level, logging.WARNING))
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` on uvloop where it is installed, on asyncio else."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def stop_event() -> asyncio.Event:
+    """Set by SIGTERM and Ctrl-C; a second signal ends the process at once."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if event.is_set():
+            os._exit(130)
+        event.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return event
+
+
+async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> None:
+    stop = stop_event()
+    if from_parent:
+        _end_with(sys.stdin.fileno(), stop.set)
+    if config.dev:
+        logging.getLogger("headwater").warning(DEV_BANNER)
+    node = EdgeNode(config, KafkaLog(config.kafka.bootstrap_servers, options=client_options(config.kafka)))
+    starting = asyncio.ensure_future(node.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait((starting,))
+        return
+    starting.result()
+    _announce(node, as_json)
+    await stopping
+    await node.stop()
+
+
+async def _run_workers(config: EdgeConfig, workers: int, as_json: bool) -> None:
+    """Each worker is a node of its own, joined to the others by Kafka alone; the kernel spreads the connections."""
+    stop = stop_event()
+    if any(listener.port == 0 for listener in config.listeners) or (config.http and config.http.port == 0):
+        raise ConfigurationError("--workers: the workers share their ports, so none can be 0")
+    children = [
+        Child.edge(config.model_copy(update={"node_id": f"{config.node_id}-{number}", "reuse_port": True}))
+        for number in range(workers)
+    ]
+    try:
+        for child in children:
+            await child.start()
+        for child in children:
+            ready = await child.ready()
+            if as_json:
+                print_json(ready)
+        if not as_json:
+            output().print(f"{workers} workers of edge {config.node_id} are ready")
+        await asyncio.wait(
+            [asyncio.ensure_future(stop.wait()), *(asyncio.ensure_future(child.wait()) for child in children)],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    finally:
+        await asyncio.gather(*(child.stop() for child in children))
+
+
+def _config_from_stdin() -> EdgeConfig:
+    line = sys.stdin.buffer.readline()
+    try:
+        table = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        raise ConfigurationError("--config -: one line of JSON is expected on standard input") from None
+    return make_config(table, "standard input")
+
+
+def _end_with(descriptor: int, end: Callable[[], None]) -> None:
+    """Call `end` when the other side of `descriptor` is closed: our parent is gone, however it went."""
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(descriptor, 4_096):
+                loop.remove_reader(descriptor)
+                end()
+
+    os.set_blocking(descriptor, False)
+    loop.add_reader(descriptor, on_readable)
+
+
+def _announce(node: EdgeNode, as_json: bool) -> None:
+    mqtt = [f"{host}:{port}" for host, port in node.mqtt_addresses]
+    http = ":".join(str(part) for part in node.http_address) if node.http_address else None
+    if as_json:
+        print_json(
+            {
+                "part": "edge",
+                "node": node.config.node_id,
+                "mqtt": mqtt[0] if mqtt else None,
+                "http": http,
+                "pid": os.getpid(),
+            }
+        )
+    else:
+        output().print(
+            f"edge {node.config.node_id} is ready: MQTT on {', '.join(mqtt)}, HTTP on {http}. Ctrl-C stops it."
+        )
