@@ -214,13 +214,14 @@ def test_an_address_behind_one_ipv6_customer_is_one_address() -> None:
 
 
 def test_the_gate_forgets_only_addresses_without_a_connection() -> None:
-    limits = replace(DEFAULTS, tracked_addresses_max=10, unauthenticated_max=10)
+    limits = replace(DEFAULTS, tracked_addresses_max=10, unauthenticated_max=10, unauthenticated_per_address_max=1)
     gate = ConnectionGate(limits)
     held = [admitted(gate, f"10.0.0.{number}", 0.0) for number in range(5)]
     for number in range(100):
         admitted(gate, f"10.1.0.{number}", 0.0).release(authenticated=False)
     assert gate.statistics()["addresses"] == 10
     assert gate.statistics()["evicted"] == 95
+    assert gate.admit("10.0.0.0", 9.0) is Refusal.ADDRESS_FULL
     for ticket in held:
         ticket.release(authenticated=False)
     assert gate.statistics()["unauthenticated"] == 0
