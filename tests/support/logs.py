@@ -165,14 +165,14 @@ async def memory_harness() -> AsyncIterator[LogHarness]:
 
 
 @asynccontextmanager
-async def kafka_harness(bootstrap: str, partitions: int = 12) -> AsyncIterator[LogHarness]:
+async def kafka_harness(bootstrap: str, partitions: int = 12, **options: Any) -> AsyncIterator[LogHarness]:
     """A Kafka topic of its own on a real Kafka, every partition with its leader."""
     kafka_topic = f"test.{uuid.uuid4().hex}"
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(2 * 1024 * 1024)}
     await admin.create_topics([NewTopic(kafka_topic, partitions, 1, topic_configs=config)])
-    log = KafkaLog(bootstrap)
+    log = KafkaLog(bootstrap, **options)
     await log.start()
     await log.end_offsets({(kafka_topic, partition) for partition in range(partitions)})
     try:
