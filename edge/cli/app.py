@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import doctor, edge, kafka, nodes, topics, up
+from edge.cli import doctor, edge, kafka, nodes, passwd, topics, up
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("up")(up.run)
 app.command("edge")(edge.run)
 app.command("kafka")(kafka.run)
 app.command("nodes")(nodes.run)
+app.command("passwd")(passwd.run)
 app.command("doctor")(doctor.run)
 app.add_typer(topics.app, name="topics")
 

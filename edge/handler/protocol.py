@@ -75,6 +75,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._ticket: Ticket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self._is_dirty = False
         self._closing = False
         self.engine = SessionEngine(
@@ -187,6 +188,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if services.plugins is not None:
             assert self.engine.connect is not None
             self.attach(EdgeSession(self.engine.connect, principal), None, None)
+        if principal.expires_at is not None:
+            left_s = max(0.0, principal.expires_at - self.connected_at_ms / 1000)
+            self._expiry = self._loop.call_later(
+                left_s, self.disconnect, ReasonCode.NOT_AUTHORIZED, "the token expired"
+            )
         services.event("connected", principal.client_id, peer=self.peer, user=principal.name)
         self.engine.accept(False, self._loop.time())
         self._pump()
@@ -391,6 +397,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._ticket is not None:
             self._ticket.release(authenticated=False)
         services.connections.discard(self)

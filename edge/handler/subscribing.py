@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from bridge.subscriptions import Subscription
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
+from schemas.errors import TopicError
+from schemas.topics import check_topic_filter
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -25,8 +27,9 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
     waiters: list[asyncio.Future[None]] = []
     fresh: list[str] = []
     identifiers = packet.properties.subscription_identifiers if packet.properties is not None else ()
-    for request in packet.subscriptions:
-        refusal = _refusal(handler, request)
+    filters_max = handler.services.limits.filters_per_subscribe_max
+    for number, request in enumerate(packet.subscriptions):
+        refusal = _refusal(handler, request) if number < filters_max else ReasonCode.QUOTA_EXCEEDED
         if refusal is not None:
             codes.append(refusal)
             continue
@@ -66,16 +69,16 @@ def remove_all(handler: EdgeProtocolHandler) -> None:
 
 def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> ReasonCode | None:
     services = handler.services
+    limits = services.limits
     topic_filter = request.topic_filter
+    try:
+        check_topic_filter(topic_filter, levels_max=limits.topic_levels_max, bytes_max=limits.topic_name_bytes_max)
+    except TopicError:
+        return ReasonCode.TOPIC_FILTER_INVALID  # [MQTT5-4.7.1-1] [MQTT311-4.7.1-2]
     if topic_filter.startswith("$share/"):
         return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-    if (
-        len(topic_filter.encode()) > services.limits.topic_name_bytes_max
-        or topic_filter.count("/") >= services.limits.topic_levels_max
-    ):
-        return ReasonCode.TOPIC_FILTER_INVALID
     held = services.table.filters_of(handler)
-    if topic_filter not in held and len(held) >= services.limits.subscriptions_per_client_max:
+    if topic_filter not in held and len(held) >= limits.subscriptions_per_client_max:
         return ReasonCode.QUOTA_EXCEEDED
     assert handler.principal is not None
     if not services.access.authorizer.may_subscribe(handler.principal, topic_filter):

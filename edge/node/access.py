@@ -14,7 +14,8 @@ from edge.access.bans import BanList
 from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
 from edge.access.password_file import PasswordFileAuthenticator
 from edge.handler.services import Access
-from edge.node.config import EdgeConfig
+from edge.node.config import EdgeConfig, JwtConfig
+from schemas.errors import ConfigurationError
 
 
 def build_access(config: EdgeConfig, limits: Limits) -> Access:
@@ -34,13 +35,27 @@ def _authorizer(config: EdgeConfig) -> Authorizer:
     return DevAcl() if config.dev and not config.acl else Acl(load_rules(config.acl))
 
 
+def _jwt_authenticator(config: JwtConfig) -> Authenticator:
+    try:
+        from edge.access.jwt_tokens import JwtAuthenticator
+    except ImportError:
+        raise ConfigurationError("[authentication.jwt] needs PyJWT: pip install 'headwater[jwt]'") from None
+    return JwtAuthenticator(config.jwks_file, issuer=config.issuer, audience=config.audience)
+
+
 def _authenticator(config: EdgeConfig, limits: Limits) -> Authenticator:
     wanted = config.authentication
     links: list[Authenticator] = []
     if wanted.client_certificates:
         links.append(CertificateAuthenticator())
     if wanted.password_file is not None:
-        links.append(PasswordFileAuthenticator(wanted.password_file, timeout_s=limits.authentication_timeout_s))
+        links.append(
+            PasswordFileAuthenticator(
+                wanted.password_file, superusers=wanted.superusers, timeout_s=limits.authentication_timeout_s
+            )
+        )
+    if wanted.jwt is not None:
+        links.append(_jwt_authenticator(wanted.jwt))
     if wanted.amqtt_plugins:
         links.append(AmqttPluginAuthenticator(wanted.amqtt_plugins, timeout_s=limits.authentication_timeout_s))
     if wanted.anonymous or (config.dev and wanted.is_empty):

@@ -112,18 +112,28 @@ class KafkaConfig(_Table):
         return resolve_secret(value) if value is not None else None
 
 
+class JwtConfig(_Table):
+    """`[authentication.jwt]`: tokens as passwords, checked against a JWKS file (extra `headwater[jwt]`)."""
+
+    jwks_file: Path
+    issuer: str
+    audience: str
+
+
 class AuthenticationConfig(_Table):
     """`[authentication]`: every method that is named is asked, in this order; without any, nobody gets in."""
 
-    password_file: Path | None = None
     client_certificates: bool = False
+    password_file: Path | None = None
+    superusers: tuple[str, ...] = ()
+    jwt: JwtConfig | None = None
     amqtt_plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
     anonymous: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Nobody can be authenticated."""
-        return not (self.password_file or self.client_certificates or self.amqtt_plugins or self.anonymous)
+        return not (self.password_file or self.client_certificates or self.jwt or self.amqtt_plugins or self.anonymous)
 
 
 class EdgeConfig(_Table):

@@ -44,7 +44,9 @@ from edge.wire import (
     Subscribe,
     Unsuback,
     Unsubscribe,
+    UnsupportedProtocolVersion,
     Will,
+    connack_return_code,
     decode_for_server,
     encode,
     encode_within,
@@ -187,9 +189,10 @@ class SessionEngine:
             return
         self.state = next_state(self.state, ConnectionEvent.REFUSED)
         properties = Properties()
-        if self.negotiated is None or self.negotiated.problem_information:
+        if self.protocol_version == MQTT_5 and (self.negotiated is None or self.negotiated.problem_information):
             properties.reason_string = reason
-        self._send(Connack(session_present=False, reason_code=reason_code, properties=properties))
+        if self.protocol_version == MQTT_5 or connack_return_code(reason_code) is not None:  # [MQTT311-3.2.2-6]
+            self._send(Connack(session_present=False, reason_code=reason_code, properties=properties))
         self._close(reason)
 
     def record_appended(self, record: AppendRecord) -> None:
@@ -433,10 +436,8 @@ class SessionEngine:
         if before is ConnectionState.CONNECTED:
             self._say_goodbye(True, violation.reason_code, str(violation))
             return
-        if before is ConnectionState.AWAITING_CONNECT and (
-            version == MQTT_5 or violation.reason_code is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-        ):  # [MQTT5-3.1.2-2] [MQTT311-3.1.2-2]
-            self.out.append(encode(Connack(reason_code=violation.reason_code), version))
+        if before is ConnectionState.AWAITING_CONNECT and _may_be_told(violation, version):
+            self.out.append(encode(Connack(reason_code=violation.reason_code), version or 4))
         self._close(str(violation))
 
     def _say_goodbye(
@@ -519,3 +520,11 @@ class SessionEngine:
         encoded = encode_within(packet, self.protocol_version, packet_bytes_max)
         if encoded is not None:
             self.out.append(encoded)
+
+
+def _may_be_told(violation: ProtocolViolation, version: int) -> bool:
+    """Whether a CONNECT that broke the rules is answered [MQTT5-3.1.4-1] or the connection just closed
+    [MQTT311-3.1.4-1]; an unknown protocol level is always answered [MQTT5-3.1.2-2] [MQTT311-3.1.2-2]."""
+    if isinstance(violation, UnsupportedProtocolVersion):
+        return violation.protocol_level is not None
+    return version == MQTT_5
