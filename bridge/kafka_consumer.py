@@ -17,11 +17,10 @@ from typing import Any
 
 import aiokafka.errors as errors
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
-from aiokafka.protocol.fetch import FetchRequest
 
 from bridge.kafka_batch import FetchedRecords
 from bridge.kafka_connection import EARLIEST, LATEST, KafkaConnection
-from bridge.kafka_protocol import OffsetDeleteRequest
+from bridge.kafka_protocol import LeanFetchAnswer, LeanFetchRequest, OffsetDeleteRequest
 from bridge.log import LogError, LogTruncated, Position, Record
 
 log = logging.getLogger(__name__)
@@ -217,10 +216,13 @@ class KafkaLogConsumer:
         await asyncio.sleep(RETRY_S)
 
     async def _fetch(self, node: int, lane: int, wanted: list[tuple[Position, int]]) -> None:
-        by_topic: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for (kafka_topic, partition), offset in wanted:
-            by_topic[kafka_topic].append((partition, offset, PARTITION_BYTES_MAX))
-        request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES_MAX, self._isolation, list(by_topic.items()))
+        request = LeanFetchRequest(
+            wanted,
+            wait_ms=FETCH_WAIT_MS,
+            bytes_max=FETCH_BYTES_MAX,
+            partition_bytes_max=PARTITION_BYTES_MAX,
+            isolation=self._isolation,
+        )
         try:
             answer = await self._connection.client.send(node, request, group=lane)
         except Exception as error:  # also what aiokafka raises on an answer it cannot decode
@@ -238,22 +240,19 @@ class KafkaLogConsumer:
             except LogError as error:
                 log.warning("partitions are out of range, and where they begin is not known yet: %s", error)
 
-    def _read_answer(self, answer: Any, asked: Mapping[Position, int]) -> dict[Position, int]:
+    def _read_answer(self, answer: LeanFetchAnswer, asked: Mapping[Position, int]) -> dict[Position, int]:
         """Keep what the answer brought; returns the error codes of partitions that have one."""
         troubled: dict[Position, int] = {}
-        aborted_at = 2 if answer.API_VERSION >= 11 else -2
-        for kafka_topic, partitions in answer.topics:
-            for partition, code, end, *rest in partitions:
-                position = (kafka_topic, partition)
-                if self._positions.get(position) != asked[position] or position in self._fetched:
-                    self._counts["discarded"] += 1
-                elif code:
-                    troubled[position] = code
-                else:
-                    self._ends[position] = end
-                    if rest[-1]:
-                        aborted = rest[aborted_at] if self._isolation else None
-                        self._fetched[position] = FetchedRecords(rest[-1], asked[position], aborted or None)
+        for kafka_topic, partition, code, end, aborted, data in answer.partitions:
+            position = (kafka_topic, partition)
+            if self._positions.get(position) != asked[position] or position in self._fetched:
+                self._counts["discarded"] += 1
+            elif code:
+                troubled[position] = code
+            else:
+                self._ends[position] = end
+                if data:
+                    self._fetched[position] = FetchedRecords(data, asked[position], aborted)
         return troubled
 
     async def _handle_codes(self, troubled: Mapping[Position, int]) -> None:

@@ -1,6 +1,15 @@
-"""Requests that aiokafka 0.14 does not have, on its own protocol classes."""
+"""Requests on aiokafka's protocol classes: one that aiokafka 0.14 does not have, and one that it codes too slowly.
+
+A fetch names every partition and so does its answer. aiokafka's field-by-field coding of a node's 28 partitions costs
+more than Kafka's round trip; here a partition is one ``struct`` call.
+"""
 
 from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from typing import Any
 
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
@@ -43,3 +52,174 @@ class OffsetDeleteRequest(Request[OffsetDeleteRequest_v0]):  # type: ignore[misc
 
     def build(self, request_struct_class: type[OffsetDeleteRequest_v0]) -> OffsetDeleteRequest_v0:
         return request_struct_class(self._group_id, self._partitions)
+
+
+_FETCH_HEAD = struct.Struct(">iiiibii")  # replica, wait ms, bytes min, bytes max, isolation, session, session epoch
+_FETCH_PARTITION = struct.Struct(">iiqqi")  # partition, leader epoch, offset, log start, bytes max
+_ANSWER_HEAD = struct.Struct(">ihii")  # throttle ms, error, session, number of Kafka topics
+_ANSWER_PARTITION = struct.Struct(">ihqqqi")  # partition, error, end, last stable, log start, number of aborted
+_ABORTED = struct.Struct(">qq")
+_INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
+_NO_SESSION, _FINAL_EPOCH, _UNKNOWN = 0, -1, -1
+
+FetchedPartition = tuple[str, int, int, int, list[tuple[int, int]], bytes]
+"""(kafka_topic, partition, error code, end, aborted transactions, record batches)."""
+
+
+class LeanFetchAnswer(Response):  # type: ignore[misc]
+    """Version 11 of the answer to a fetch."""
+
+    API_KEY = 1
+    API_VERSION = 11
+    SCHEMA = Schema()
+
+    def __init__(self, error_code: int, partitions: list[FetchedPartition]) -> None:
+        super().__init__()
+        self.error_code = error_code
+        self.partitions = partitions
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> LeanFetchAnswer:
+        """Raises ValueError or struct.error when the bytes do not follow the layout."""
+        view = data.getbuffer()
+        _, error_code, _, kafka_topics = _ANSWER_HEAD.unpack_from(view, data.tell())
+        at = data.tell() + _ANSWER_HEAD.size
+        partitions: list[FetchedPartition] = []
+        for _ in range(kafka_topics):
+            (length,) = _INT16.unpack_from(view, at)
+            at += 2
+            kafka_topic = str(view[at : at + length], "utf-8")
+            (count,) = _INT32.unpack_from(view, at + length)
+            at += length + 4
+            for _ in range(count):
+                partition, code, end, _, _, transactions = _ANSWER_PARTITION.unpack_from(view, at)
+                at += _ANSWER_PARTITION.size
+                aborted: list[tuple[int, int]] = []
+                for _ in range(transactions):  # -1: none, as for read uncommitted
+                    aborted.append(_ABORTED.unpack_from(view, at))
+                    at += _ABORTED.size
+                at += 4  # the preferred replica
+                (size,) = _INT32.unpack_from(view, at)
+                at += 4
+                if at + max(size, 0) > len(view):
+                    raise ValueError("the answer to a fetch ends early")
+                partitions.append((kafka_topic, partition, code, end, aborted, bytes(view[at : at + max(size, 0)])))
+                at += max(size, 0)
+        return cls(error_code, partitions)
+
+
+class LeanFetchRequest_v11(RequestStruct):  # type: ignore[misc]  # noqa: N801
+    API_KEY = 1
+    API_VERSION = 11
+    RESPONSE_TYPE = LeanFetchAnswer
+    SCHEMA = Schema()
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self._encoded = encoded
+
+    def encode(self) -> bytes:
+        return self._encoded
+
+
+class LeanFetchRequest(Request[LeanFetchRequest_v11]):  # type: ignore[misc]
+    """A fetch of these partitions from these offsets, without a fetch session."""
+
+    API_KEY = 1
+
+    def __init__(
+        self,
+        wanted: Iterable[tuple[tuple[str, int], int]],
+        *,
+        wait_ms: int,
+        bytes_max: int,
+        partition_bytes_max: int,
+        isolation: int,
+    ) -> None:
+        by_topic: dict[str, list[bytes]] = {}
+        pack = _FETCH_PARTITION.pack
+        for (kafka_topic, partition), offset in wanted:
+            packed = pack(partition, _UNKNOWN, offset, _UNKNOWN, partition_bytes_max)
+            by_topic.setdefault(kafka_topic, []).append(packed)
+        head = _FETCH_HEAD.pack(-1, wait_ms, 1, bytes_max, isolation, _NO_SESSION, _FINAL_EPOCH)
+        self._encoded = b"".join((head, _encoded_topics(by_topic), _INT32.pack(0), _INT16.pack(0)))
+
+    def build(self, request_struct_class: type[LeanFetchRequest_v11]) -> Any:
+        return request_struct_class(self._encoded)
+
+
+def _encoded_topics(by_topic: Mapping[str, list[bytes]]) -> bytes:
+    parts = [_INT32.pack(len(by_topic))]
+    for kafka_topic, partitions in by_topic.items():
+        name = kafka_topic.encode()
+        parts += (_INT16.pack(len(name)), name, _INT32.pack(len(partitions)), *partitions)
+    return b"".join(parts)
+
+
+_PRODUCE_HEAD = struct.Struct(">hhi")  # no transactional id, acks, timeout ms
+_PRODUCE_PARTITION = struct.Struct(">ii")  # partition, size of its batch
+_PRODUCED_PARTITION = struct.Struct(">ihqqq")  # partition, error, base offset, append time, log start
+_ACKS_ALL = -1
+
+ProducedPartition = tuple[str, int, int, int]
+"""(kafka_topic, partition, error code, base offset)."""
+
+
+class LeanProduceAnswer(Response):  # type: ignore[misc]
+    """Version 7 of the answer to a produce request."""
+
+    API_KEY = 0
+    API_VERSION = 7
+    SCHEMA = Schema()
+
+    def __init__(self, partitions: list[ProducedPartition]) -> None:
+        super().__init__()
+        self.partitions = partitions
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> LeanProduceAnswer:
+        """Raises ValueError or struct.error when the bytes do not follow the layout."""
+        view = data.getbuffer()
+        at = data.tell()
+        (kafka_topics,) = _INT32.unpack_from(view, at)
+        at += 4
+        partitions: list[ProducedPartition] = []
+        for _ in range(kafka_topics):
+            (length,) = _INT16.unpack_from(view, at)
+            kafka_topic = str(view[at + 2 : at + 2 + length], "utf-8")
+            (count,) = _INT32.unpack_from(view, at + 2 + length)
+            at += length + 6
+            for _ in range(count):
+                partition, code, base_offset, _, _ = _PRODUCED_PARTITION.unpack_from(view, at)
+                partitions.append((kafka_topic, partition, code, base_offset))
+                at += _PRODUCED_PARTITION.size
+        return cls(partitions)
+
+
+class LeanProduceRequest_v7(RequestStruct):  # type: ignore[misc]  # noqa: N801
+    API_KEY = 0
+    API_VERSION = 7
+    RESPONSE_TYPE = LeanProduceAnswer
+    SCHEMA = Schema()
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self._encoded = encoded
+
+    def encode(self) -> bytes:
+        return self._encoded
+
+
+class LeanProduceRequest(Request[LeanProduceRequest_v7]):  # type: ignore[misc]
+    """One batch for each of several partitions, acknowledged by all in-sync replicas."""
+
+    API_KEY = 0
+
+    def __init__(self, batches: Iterable[tuple[tuple[str, int], bytes]], timeout_ms: int) -> None:
+        by_topic: dict[str, list[bytes]] = {}
+        for (kafka_topic, partition), data in batches:
+            by_topic.setdefault(kafka_topic, []).append(_PRODUCE_PARTITION.pack(partition, len(data)) + data)
+        self._encoded = _PRODUCE_HEAD.pack(-1, _ACKS_ALL, timeout_ms) + _encoded_topics(by_topic)
+
+    def build(self, request_struct_class: type[LeanProduceRequest_v7]) -> Any:
+        return request_struct_class(self._encoded)
