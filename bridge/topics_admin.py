@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
@@ -81,7 +82,9 @@ async def apply(
     """Make what is missing, correct configuration; return when every new Kafka topic can be written."""
     async with _admin(bootstrap, client_options) as admin:
         created = await _create_missing(admin, specs, replication_factor)
-        await _await_leaders(admin, [spec.name for spec in specs])
+        if created:
+            await _await_leaders(admin, created)
+            await _await_served(bootstrap, [spec for spec in specs if spec.name in created], client_options)
         states = await _describe(admin, specs)
         altered = await _correct_config(admin, specs, states, replication_factor)
         if altered:
@@ -213,6 +216,20 @@ async def _await_leaders(admin: AIOKafkaAdminClient, names: Sequence[str]) -> No
             ):
                 return
             await asyncio.sleep(_RETRY_S)
+
+
+async def _await_served(
+    bootstrap: str, specs: Sequence[KafkaTopicSpec], client_options: Mapping[str, Any] | None
+) -> None:
+    """Metadata names a leader before that broker knows it is one; a leader that tells its end offset does."""
+    partitions = [TopicPartition(spec.name, partition) for spec in specs for partition in range(spec.partitions)]
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, client_id="headwater-admin", **(client_options or {}))
+    try:
+        async with asyncio.timeout(VISIBLE_TIMEOUT_S):
+            await consumer.start()
+            await consumer.end_offsets(partitions)
+    finally:
+        await consumer.stop()
 
 
 async def _metadata(admin: AIOKafkaAdminClient, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -35,7 +35,8 @@ LOG_TAIL_LINES = 25
 PORT_ATTEMPTS = 3  # a port found free can be taken before Kafka binds it
 _POLL_S = 0.05
 _PROBE_TIMEOUT_S = 2.0
-# Serial GC and the first compiler only: measured 2.0 s instead of 2.9 s to the first answer, and less memory.
+# Serial GC and the first compiler only: ready after 2.4 s and 3.2 CPU seconds instead of 3.7 s and 6.3, and still
+# 300,000 records/s at 1.3 CPU microseconds each on two cores.
 _JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Djava.awt.headless=true")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,13 +13,15 @@ import pytest
 
 from bridge.cluster import read_cluster
 from bridge.event_log import SAMPLED_PER_S, EventLog
+from bridge.kafka_log import KafkaLog
 from bridge.log import LogUnavailable
 from bridge.membership import Membership, NodeChange, NodeView
 from bridge.memory_log import MemoryLog
 from bridge.murmur2 import partition_for_key
 from bridge.partitioning import Destination
 from bridge.publisher import Publisher
-from schemas.catalogue import EVENTS, NODES
+from bridge.topics_admin import apply
+from schemas.catalogue import EVENTS, NODES, catalogue
 from schemas.events import Event
 from schemas.nodes import NodeHeartbeat
 
@@ -221,6 +225,28 @@ async def test_read_cluster_tells_age_state_and_lag() -> None:
         {"kafka_topic": "mqtt.messages", "partition": 3, "position": 2, "lag_records": 3}
     ]
     assert new.to_dict()["connections"] == 7
+
+
+async def test_on_a_real_kafka(kafka_bootstrap: str) -> None:
+    await apply(kafka_bootstrap, [spec for spec in catalogue() if spec.name == NODES], 1)
+    log = KafkaLog(kafka_bootstrap)
+    await log.start()
+    node_id = f"real-{secrets.token_hex(4)}"
+    publisher = Publisher(log)
+    membership = Membership(log, publisher.append_future, lambda: heartbeat(node_id), interval_s=0.05)
+    try:
+        await membership.start(20.0)
+        assert membership.is_live(node_id)
+        await until(lambda: membership.statistics()["heartbeats"] > 2)
+        now_ms = time.time_ns() // 1_000_000
+        (status,) = (node for node in await read_cluster(log, now_ms) if node.heartbeat.node_id == node_id)
+        assert status.state == "up"
+        await membership.leave()
+        assert node_id not in {node.heartbeat.node_id for node in await read_cluster(log, now_ms)}
+    finally:
+        await membership.stop()
+        await publisher.stop()
+        await log.stop()
 
 
 async def test_read_cluster_of_an_empty_log() -> None:
