@@ -228,7 +228,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """Write what the engine has to send: one write per connection and turn."""
         self._is_dirty = False
         out = self.engine.out
-        if not out or self.transport is None:
+        if not out or self.transport is None or self._closing:  # nothing follows a DISCONNECT [MQTT5-4.13.1-1]
             return
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()

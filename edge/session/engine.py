@@ -74,6 +74,7 @@ class SessionEngine:
         "_framer",
         "_held",
         "_last_received",
+        "_leaving",
         "_limits",
         "_new_client_id",
         "_paused",
@@ -111,6 +112,7 @@ class SessionEngine:
         self._accepted_at = now
         self._last_received = now
         self._held: list[Packet] | None = None
+        self._leaving: Disconnect | None = None  # waits among the held; nothing behind it is read
         self._paused = 0
         self._read_again_at: float | None = None
         self._rate: ClientRate | None = None
@@ -129,7 +131,7 @@ class SessionEngine:
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Bytes from the client, in any chunking; every packet that is whole is worked off."""
-        if self.is_closed():
+        if self.is_closed() or self._leaving is not None:  # [MQTT5-3.14.4-1] [MQTT311-3.14.4-1]
             return
         self._last_received = now
         incoming, outgoing = self.incoming, self.outgoing
@@ -152,7 +154,7 @@ class SessionEngine:
                         self.effects.append(record)
                         continue
                 self._on_packet(decode_for_server(first_byte, body, self.protocol_version), now)
-                if self.is_closed():
+                if self.is_closed() or self._leaving is not None:
                     return
                 incoming, outgoing = self.incoming, self.outgoing
                 is_5 = self.protocol_version == MQTT_5
@@ -208,6 +210,8 @@ class SessionEngine:
         incoming = self.incoming
         assert incoming is not None
         incoming.refused += 1
+        if self.state is ConnectionState.CLOSED:
+            return
         if self.protocol_version == MQTT_5:
             incoming.answer(record, encode(self._puback(record.packet_id, reason_code, reason), MQTT_5))
         else:
@@ -422,7 +426,7 @@ class SessionEngine:
         if expiry_s and not self.negotiated.session_expiry_requested_s:
             raise ProtocolError("Session Expiry Interval was 0 in CONNECT and must stay 0", "MQTT5 §3.14.2.2.2")
         self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
-        if packet.reason_code is not ReasonCode.NORMAL_DISCONNECTION:  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
+        if not _is_normal(packet):  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
             self._publish_will()
         self._close("DISCONNECT")
 
@@ -459,7 +463,7 @@ class SessionEngine:
 
     def _publish_will(self) -> None:
         will = self.will
-        if will is not None:
+        if will is not None and not _is_normal(self._leaving):  # a DISCONNECT that waits counts [MQTT5-3.14.4-3]
             assert self.connect is not None
             self.connect.will = None  # once or not at all [MQTT5-3.1.2-10] [MQTT311-3.1.2-10]
             self.effects.append(PublishWill(will))
@@ -478,6 +482,8 @@ class SessionEngine:
     def _hold(self, packet: Packet) -> None:
         assert self._held is not None
         self._held.append(packet)
+        if isinstance(packet, Disconnect):
+            self._leaving = packet
         if len(self._held) >= _HELD_MAX:
             self._pause(_HELD)
 
@@ -487,6 +493,8 @@ class SessionEngine:
         try:
             for packet in held or ():
                 self._on_packet(packet, now)
+                if self.is_closed():
+                    return
         except ProtocolViolation as violation:
             self._violated(violation)
 
@@ -520,6 +528,11 @@ class SessionEngine:
         encoded = encode_within(packet, self.protocol_version, packet_bytes_max)
         if encoded is not None:
             self.out.append(encoded)
+
+
+def _is_normal(packet: Disconnect | None) -> bool:
+    """Whether the client said goodbye without wanting its will published."""
+    return packet is not None and packet.reason_code is ReasonCode.NORMAL_DISCONNECTION
 
 
 def _may_be_told(violation: ProtocolViolation, version: int) -> bool:
