@@ -21,7 +21,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from bridge.kafka_batch import FetchedRecords
 from bridge.kafka_connection import EARLIEST, LATEST, KafkaConnection
 from bridge.kafka_protocol import LeanFetchAnswer, LeanFetchRequest, OffsetDeleteRequest
-from bridge.log import LogError, LogTruncated, Position, Record
+from bridge.log import LogError, LogTruncated, LogUnavailable, Position, Record
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,9 @@ class KafkaLogConsumer:
         self._event.set()
 
     async def fetch(self, timeout_s: float) -> list[tuple[Position, Sequence[Record]]]:
+        stopped_before = self._stopped
+        if stopped_before:
+            raise LogUnavailable("the reader was stopped")
         loop = asyncio.get_running_loop()
         taken = self._take()
         if taken or self._errors:

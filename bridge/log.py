@@ -111,6 +111,7 @@ class LogConsumer(Protocol):
 
         Raises:
             LogTruncated: an assigned position is outside of the log; assign another one for that partition.
+            LogUnavailable: the reader was stopped.
         """
         ...
 

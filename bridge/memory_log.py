@@ -18,6 +18,7 @@ from bridge.log import (
     LogConsumer,
     LogError,
     LogTruncated,
+    LogUnavailable,
     PendingRecord,
     Position,
     ProducerPoisoned,
@@ -204,6 +205,9 @@ class MemoryLogConsumer:
         self.wake()
 
     async def fetch(self, timeout_s: float) -> list[tuple[Position, Sequence[Record]]]:
+        stopped_before = self._stopped
+        if stopped_before:
+            raise LogUnavailable("the reader was stopped")
         loop = asyncio.get_running_loop()
         timer = loop.call_later(timeout_s, self.wake)
         deadline_s = loop.time() + timeout_s

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 from support.logs import LogHarness, RecordingSink, RecordingSubscriber, kafka_harness, turns
 
 from bridge.deliverer import Deliverer
@@ -98,6 +99,26 @@ async def test_a_stopped_kafka_acknowledges_nothing_and_then_everything_once_in_
         await publisher.stop()
 
 
+async def test_a_poisoned_producer_is_replaced_and_everything_arrives_once_in_order(harness: LogHarness) -> None:
+    """A gap in the sequence numbers, as a long leaderless time leaves it: every later batch fails for good."""
+    sink, publisher = RecordingSink(), Publisher(harness.log)
+    where = Destination(harness.kafka_topic, 0, b"k")
+    for token in range(10):
+        publisher.append(where, b"%d" % token, [], sink, token)
+    assert await publisher.flush(20)
+    harness.log._producer._sequences[harness.at(0)] += 5
+    for token in range(10, 50):
+        publisher.append(where, b"%d" % token, [], sink, token)
+        await asyncio.sleep(0)
+    assert await publisher.flush(30)
+    assert publisher.statistics()["renewals"] == 1
+    assert sink.outcomes == [("appended", token, token) for token in range(50)]
+    consumer = harness.log.consumer(None)
+    consumer.assign({harness.at(0): 0})
+    assert [record.value for _, record in await harness.read(consumer, 50)] == [b"%d" % token for token in range(50)]
+    await publisher.stop()
+
+
 async def test_an_aborted_transaction_is_not_read_when_reading_committed(
     harness: LogHarness, kafka_bootstrap: str
 ) -> None:
@@ -123,12 +144,15 @@ async def test_kafkas_own_admin_sees_the_nodes_offsets_come_and_go(harness: LogH
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka_bootstrap)
     await admin.start()
 
-    async def listed() -> dict[tuple[str, int], int]:
-        found = await admin.list_consumer_group_offsets(f"headwater.node.{node_id}")
+    async def listed() -> dict[tuple[str, int], int] | None:
+        try:
+            found = await admin.list_consumer_group_offsets(f"headwater.node.{node_id}")
+        except KafkaError:
+            return None  # a Kafka that has just started has no coordinator yet
         return {(where.topic, where.partition): held.offset for where, held in found.items()}
 
     async def becomes(expected: dict[tuple[str, int], int]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await listed() != expected:
                 pass
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.logs import LogHarness, kafka_harness, memory_harness, turns
 
-from bridge.log import LogTruncated, RecordRefused
+from bridge.log import LogTruncated, LogUnavailable, RecordRefused
 
 
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -188,3 +188,14 @@ async def test_many_records_in_many_partitions(harness: LogHarness) -> None:
     for partition in range(12):
         values = [int(record.value) for position, record in read if position == harness.at(partition)]
         assert values == list(range(per_partition))
+
+
+async def test_a_stopped_reader_says_so_at_once(harness: LogHarness) -> None:
+    consumer = harness.log.consumer(None)
+    consumer.assign({harness.at(0): 0})
+    waiting = asyncio.ensure_future(consumer.fetch(20))
+    await turns()
+    await consumer.stop()
+    assert await asyncio.wait_for(waiting, 5) == []
+    with pytest.raises(LogUnavailable):
+        await consumer.fetch(20)
