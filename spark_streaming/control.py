@@ -38,6 +38,13 @@ class ControlServer:
             self._stopping = True
             self._tell()
 
+    def close(self) -> None:
+        """Close the line: for the job this is the end of `submit`."""
+        with self._lock, suppress(OSError):
+            self._listener.close()
+            if self._job is not None:
+                self._job.close()
+
     def _accept(self) -> None:
         with suppress(OSError):
             job, _ = self._listener.accept()
@@ -67,7 +74,7 @@ def watch_control(stop: Callable[[], None], environ: Mapping[str, str] | None = 
 
 
 def _watch(line: socket.socket, stop: Callable[[], None], jvm_pid: int) -> None:
-    with suppress(OSError):
+    with line, suppress(OSError):
         line.recv(16)
     stop()
     threading.Event().wait(STOP_GRACE_S)

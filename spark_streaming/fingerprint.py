@@ -40,6 +40,19 @@ def check_fingerprint(checkpoint: Path, shape: Mapping[str, str | int]) -> None:
         )
 
 
+def kept_start(checkpoint: Path, starting_offsets: str) -> str:
+    """Where this checkpoint's queries started, the same for all of them; written down at the first start."""
+    file = checkpoint / "headwater-start.json"
+    try:
+        stored: str = json.loads(file.read_text(encoding="utf-8"))["starting_offsets"]
+    except FileNotFoundError:
+        _store(file, {"starting_offsets": starting_offsets})
+        return starting_offsets
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointMismatch(f"{file} cannot be read ({error}): start with a new --checkpoint folder") from None
+    return stored
+
+
 def _store(file: Path, shape: Mapping[str, str | int]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")

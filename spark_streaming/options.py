@@ -80,6 +80,8 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
     trigger = parse_trigger(arguments.trigger)
     if not 1 <= arguments.shuffle_partitions <= 1000:
         raise ConfigurationError(f"--shuffle-partitions: {arguments.shuffle_partitions} is not between 1 and 1000")
+    if trigger.is_realtime and arguments.state != "rocksdb":
+        raise ConfigurationError("--state memory: real-time mode needs rocksdb; add --trigger micro:5s or drop it")
     backfill = trigger.interval is None
     return CommonOptions(
         kafka=KafkaSettings(arguments.kafka, read_properties(arguments.kafka_properties)),

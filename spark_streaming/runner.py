@@ -14,6 +14,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from schemas.errors import HeadwaterError
 from spark_streaming.control import watch_control
@@ -57,31 +58,27 @@ def run_main(main: Callable[[], int]) -> int:
 
 
 def run_queries(
-    session: SparkSession, queries: Sequence[StreamingQuery], trigger: Trigger, stopper: Stopper, reporter: Reporter
+    session: SparkSession, writers: Sequence[DataStreamWriter], trigger: Trigger, stopper: Stopper, reporter: Reporter
 ) -> None:
-    """Until told to stop, or until the queries have read everything there was. Raises SparkJobError if one fails."""
+    """Until told to stop, or until the queries have read everything there was. Raises SparkJobError if one fails.
+
+    The first writer is the main one: the others start when it works, so that they do not slow it down.
+    """
+    queries = [writers[0].start()]
     started = time.monotonic()
-    ready = False
     while not stopper.is_asked:
         running = [query for query in queries if query.isActive]
         for query in queries:
             if not query.isActive and (error := query.exception()) is not None:
                 _stop_all(session, queries)
                 raise SparkJobError(explain(error))
-        if not running:
+        if not running and len(queries) == len(writers):
             reporter.say("done", "everything there was has been read", trigger=trigger.kind)
             return
-        if not ready and trigger.interval is not None and all(_is_working(session, q, trigger) for q in queries):
-            ready = True
-            wait_s = round(time.monotonic() - started, 1)
-            reporter.say(
-                "ready",
-                f"ready ({trigger.kind})",
-                mode=trigger.kind,
-                pid=os.getpid(),
-                jvm_pid=os.getppid(),
-                wait_s=wait_s,
-            )
+        if len(queries) < len(writers) and (not running or _is_working(session, queries[0], trigger)):
+            detail = {"mode": trigger.kind, "pid": os.getpid(), "jvm_pid": os.getppid()}
+            reporter.say("ready", f"ready ({trigger.kind})", **detail, wait_s=round(time.monotonic() - started, 1))
+            queries += [writer.start() for writer in writers[1:]]
         time.sleep(_POLL_S)
     _stop_all(session, queries)
     reporter.say("stopped", "stopped")
@@ -91,7 +88,7 @@ def _is_working(session: SparkSession, query: StreamingQuery, trigger: Trigger) 
     """A micro-batch query has finished its first batch; a real-time one (no batch ends for minutes) runs its tasks."""
     if query.lastProgress is not None:
         return True
-    if not trigger.is_realtime or query.name != PRIMARY_QUERY:
+    if not trigger.is_realtime:
         return False
     tracker = session.sparkContext.statusTracker()
     jobs = tracker.getJobIdsForGroup(str(query.runId))

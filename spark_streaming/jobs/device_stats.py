@@ -7,24 +7,25 @@ micro-batch query: real-time mode refuses a stateful operator before a union and
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from schemas.errors import ConfigurationError, TopicError
 from schemas.routes import ANALYTICS, DEAD_LETTER
 from schemas.topics import check_topic_filter
 from spark_streaming.durations import Duration, parse_duration
-from spark_streaming.fingerprint import check_fingerprint
+from spark_streaming.fingerprint import check_fingerprint, kept_start
 from spark_streaming.options import CommonOptions, Trigger, add_common_arguments, common_options
 from spark_streaming.progress import ProgressListener, Reporter
 from spark_streaming.runner import PRIMARY_QUERY, Stopper, default_data_folder, run_main, run_queries
 from spark_streaming.session import job_session, slots_needed
 from spark_streaming.sinks.kafka import kafka_writer
-from spark_streaming.sources.kafka import count_partitions, input_kafka_topics, message_records
+from spark_streaming.sources.kafka import end_offsets, input_kafka_topics, message_records
 from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
 from spark_streaming.transforms.results import dead_letters, stats_records
 from spark_streaming.transforms.windows import device_windows
@@ -96,7 +97,7 @@ def argument_parser() -> argparse.ArgumentParser:
         help="rows further behind ingest time go to the dead letter (default: no limit)",
     )
     parser.add_argument(
-        "--dead-letter-every", default="5s", metavar="DURATION", help="trigger of the dead-letter query (default 5s)"
+        "--dead-letter-every", default="30s", metavar="DURATION", help="trigger of the dead-letter query (default 30s)"
     )
     return parser
 
@@ -148,8 +149,8 @@ def stateful_shape(options: Options) -> dict[str, str | int]:
     }
 
 
-def start(session: SparkSession, options: Options) -> list[StreamingQuery]:
-    """Both queries, started."""
+def writers(session: SparkSession, options: Options, starting_offsets: str) -> list[DataStreamWriter]:
+    """Both queries, ready to start."""
     common = options.common
     inputs = input_kafka_topics(common.routes)
 
@@ -157,7 +158,7 @@ def start(session: SparkSession, options: Options) -> list[StreamingQuery]:
         session,
         common.kafka,
         inputs,
-        starting_offsets=common.starting_offsets,
+        starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
     )
     records = parsed(source, options.rules)
@@ -167,10 +168,8 @@ def start(session: SparkSession, options: Options) -> list[StreamingQuery]:
     rows = stats_records(stats, options.window, final=options.final)
     letters = dead_letters(faulty(records))
     return [
-        kafka_writer(
-            rows, common.kafka, PRIMARY_QUERY, common.checkpoint / PRIMARY_QUERY, output_mode, common.trigger
-        ).start(),
-        kafka_writer(letters, common.kafka, "dead_letters", common.checkpoint / "dead_letters", "append", side).start(),
+        kafka_writer(rows, common.kafka, PRIMARY_QUERY, common.checkpoint / PRIMARY_QUERY, output_mode, common.trigger),
+        kafka_writer(letters, common.kafka, "dead_letters", common.checkpoint / "dead_letters", "append", side),
     ]
 
 
@@ -181,8 +180,11 @@ def main(arguments: Sequence[str]) -> int:
     stopper.listen()
     common = options.common
     reporter = Reporter(JOB, common.as_json)
-    partitions = count_partitions(common.kafka, input_kafka_topics(common.routes), (ANALYTICS, DEAD_LETTER))
+    ends = end_offsets(common.kafka, input_kafka_topics(common.routes), (ANALYTICS, DEAD_LETTER))
     check_fingerprint(common.checkpoint, stateful_shape(options))
+    wanted_start = json.dumps(ends) if common.starting_offsets == "latest" else common.starting_offsets
+    starting_offsets = kept_start(common.checkpoint, wanted_start)
+    partitions = sum(map(len, ends.values()))
     slots = slots_needed(partitions, common.shuffle_partitions)
     session = job_session(JOB, slots, common.shuffle_partitions, common.state_store)
     if common.progress:
@@ -190,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
     reporter.say(
         "starting", f"reading {partitions} partitions", partitions=partitions, checkpoint=str(common.checkpoint)
     )
-    run_queries(session, start(session, options), common.trigger, stopper, reporter)
+    run_queries(session, writers(session, options, starting_offsets), common.trigger, stopper, reporter)
     session.stop()
     return 0
 

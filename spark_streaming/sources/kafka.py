@@ -56,10 +56,11 @@ def message_records(
     return reader.option("failOnDataLoss", "false" if accept_data_loss else "true").load()
 
 
-def count_partitions(kafka: KafkaSettings, inputs: Sequence[str], outputs: Sequence[str]) -> int:
-    """Over all inputs; asked of Kafka through the connector's own client, before there is a session.
+def end_offsets(kafka: KafkaSettings, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The end of each partition of the inputs, by Kafka topic and partition number as Spark's JSON has them.
 
-    Raises KafkaUnusable when Kafka does not answer or lacks one of the Kafka topics.
+    Asked of Kafka through the connector's own client, before there is a session. Raises KafkaUnusable when Kafka does
+    not answer or lacks one of the Kafka topics.
     """
     jvm = _jvm()
     properties = jvm.java.util.Properties()
@@ -76,8 +77,7 @@ def count_partitions(kafka: KafkaSettings, inputs: Sequence[str], outputs: Seque
                 f"Kafka at {kafka.bootstrap_servers} has no {', '.join(missing)}: create them with "
                 "`headwater topics apply`, or name your routes with --routes"
             )
-        described = admin.describeTopics(jvm.java.util.ArrayList(list(inputs))).allTopicNames().get()
-        return sum(described.get(name).partitions().size() for name in inputs)
+        return {name: _end_offsets_of(jvm, admin, name) for name in inputs}
     except Py4JJavaError as error:
         raise KafkaUnusable(
             f"Kafka at {kafka.bootstrap_servers} gives no answer ({_cause(error)}): "
@@ -86,6 +86,22 @@ def count_partitions(kafka: KafkaSettings, inputs: Sequence[str], outputs: Seque
     finally:
         if admin is not None:
             admin.close(jvm.java.time.Duration.ofSeconds(1))
+
+
+def _end_offsets_of(jvm: Any, admin: Any, kafka_topic: str) -> dict[str, int]:
+    names = jvm.java.util.ArrayList()
+    names.add(kafka_topic)
+    described = admin.describeTopics(names).allTopicNames().get()
+    wanted = jvm.java.util.HashMap()
+    latest = jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
+    partitions = [
+        jvm.org.apache.kafka.common.TopicPartition(kafka_topic, one.partition())
+        for one in described.get(kafka_topic).partitions()
+    ]
+    for partition in partitions:
+        wanted.put(partition, latest)
+    ends = admin.listOffsets(wanted).all().get()
+    return {str(one.partition()): int(ends.get(one).offset()) for one in partitions}
 
 
 def _jvm() -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as fn
 
-from spark_streaming.transforms.payload import TIME_FIELDS, is_number
+from spark_streaming.transforms.payload import NUMBER, TIME_FIELDS
 
 # A number is an epoch in the unit in which it lies between the years 2000 and 2100; anything else is no time.
 _EPOCH_S_MIN = 946_684_800
@@ -19,10 +19,9 @@ _UNITS_PER_S = (1, 1_000, 1_000_000, 1_000_000_000)
 _ISO_8601 = r"^\d{4}-\d{2}-\d{2}([T ].+)?$"  # without it, "12:30" would be today and "2026" a year
 
 
-def from_payload(json: Column) -> Column:
-    """The time in the first of the payload's time fields that holds one, else null."""
-    found = (_moment(fn.try_variant_get(json, f"$.{name}", "variant")) for name in TIME_FIELDS)
-    return fn.coalesce(*found)
+def from_payload(fields: Column) -> Column:
+    """The time in the first of the payload's time fields that holds one, else null; `fields` maps names to texts."""
+    return fn.coalesce(*(_moment(fn.try_element_at(fields, fn.lit(name))) for name in TIME_FIELDS))
 
 
 def is_ahead(stated: Column, ingest_time: Column, ahead_max_s: float) -> Column:
@@ -40,12 +39,9 @@ def clamped(stated: Column, ingest_time: Column, ahead_max_s: float) -> Column:
     return fn.when(is_ahead(stated, ingest_time, ahead_max_s), ingest_time).otherwise(fn.coalesce(stated, ingest_time))
 
 
-def _moment(variant: Column) -> Column:
-    text = variant.try_cast("string")
-    is_text = fn.schema_of_variant(variant) == "STRING"
-    return fn.when(is_text & text.rlike(_ISO_8601), text.try_cast("timestamp")).when(
-        is_number(variant), _from_epoch(variant.try_cast("double"))
-    )
+def _moment(text: Column) -> Column:
+    written = fn.when(text.rlike(_ISO_8601), text.try_cast("timestamp"))
+    return fn.when(text.rlike(NUMBER), _from_epoch(text.try_cast("double"))).otherwise(written)
 
 
 def _from_epoch(number: Column) -> Column:

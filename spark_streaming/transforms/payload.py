@@ -1,7 +1,9 @@
-"""JSON payloads, read leniently: an object's finite numbers are metrics, a bare number is the metric ``value``.
+"""JSON payloads, read leniently: an object's numbers are metrics, a bare number is the metric ``value``.
 
-One nested level is flattened (``{"gps": {"lat": 1}}`` is the metric ``gps.lat``). Booleans, texts, arrays and numbers
-beyond a double's range are no metrics. Nothing here can fail under ANSI mode: only ``try_`` functions are used.
+One nested level is flattened (``{"gps": {"lat": 1}}`` is the metric ``gps.lat``). A text that is a number counts as
+one (``"21.5"``); booleans, other texts, arrays, NaN and numbers beyond a double's range are no metrics. An object is
+read as map<string, string>: a Variant keeps the types but costs ten times as much here. Nothing can fail under ANSI
+mode: only ``try_`` functions are used.
 """
 
 from __future__ import annotations
@@ -13,64 +15,60 @@ METRICS_MAX = 256  # per record: bounds what one payload can blow up to
 METRIC_LENGTH_MAX = 128  # characters; it becomes a level of a Topic Name
 BARE_METRIC = "value"
 TIME_FIELDS = ("ts", "time", "timestamp")  # the first that holds a usable time wins; none of them is a metric
+NUMBER = r"^\s*-?\d+(\.\d+)?([eE][+-]?\d+)?\s*$"
 
 _FINITE_MAX = 1.7976931348623157e308
+_METRICS_TYPE = "array<struct<metric:string,value:double>>"
+_FIELDS_TYPE = "map<string,string>"
 
 
-def parse(value: Column) -> Column:
-    """The payload as a Variant; null when it is empty or no JSON."""
-    return fn.try_parse_json(value.cast("string"))
+def fields(text: Column) -> Column:
+    """The fields of a JSON object, each as text; a bare number as the one field ``value``; else null."""
+    bare = fn.create_map(fn.lit(BARE_METRIC), text)
+    return fn.when(text.rlike(NUMBER), bare).when(_is_object(text), fn.from_json(text, _FIELDS_TYPE))
 
 
-def is_number(variant: Column) -> Column:
-    """Whether a Variant holds a number (not a text or boolean that could be cast to one)."""
-    kind = fn.schema_of_variant(variant)
-    return kind.isin("BIGINT", "DOUBLE", "FLOAT") | kind.startswith("DECIMAL")
+def metrics(found: Column) -> Column:
+    """array<struct<metric: string, value: double>> of `fields`; empty when there are none."""
+    listed = fn.flatten(fn.transform(fn.map_entries(found), _field_metrics))
+    return fn.slice(fn.filter(listed, _is_usable), 1, METRICS_MAX)
 
 
-def metrics(json: Column) -> Column:
-    """array<struct<metric: string, value: double>> of a parsed payload; empty when it has none."""
-    fields = fn.flatten(fn.transform(_entries(json), _field_metrics))
-    bare = fn.array(_metric(fn.lit(BARE_METRIC), json))
-    found = fn.when(is_number(json), bare).otherwise(fn.coalesce(fields, fn.array().cast(_ARRAY_TYPE)))
-    return fn.slice(fn.filter(found, _is_usable), 1, METRICS_MAX)
-
-
-def fault(value: Column, json: Column, content_type: Column) -> Column:
+def fault(text: Column, found: Column, content_type: Column) -> Column:
     """Why a payload belongs into the dead letter; null when it does not.
 
-    An empty payload and one that says it is not JSON are not for us; valid JSON without a number is no fault.
+    A payload that says it is something else than JSON is not for us; other valid JSON is no fault, it has no metrics.
     """
-    is_ours = (fn.octet_length(value) > 0) & (fn.coalesce(content_type, fn.lit("json")).contains("json"))
+    is_ours = fn.coalesce(content_type, fn.lit("json")).contains("json")
+    is_json = text.isNotNull() & fn.try_parse_json(text).isNotNull()
     return (
-        fn.when(is_ours & json.isNull(), fn.lit("payload is not JSON"))
-        .when(is_number(json) & ~_is_finite(json.try_cast("double")), fn.lit("number is beyond a double's range"))
-        .otherwise(fn.lit(None).cast("string"))
+        fn.when(found.isNotNull() & ~text.rlike(NUMBER), fn.lit(None).cast("string"))
+        .when(found.isNotNull() & ~_is_finite(_number(text)), fn.lit("number is beyond a double's range"))
+        .when(found.isNull() & is_ours & ~is_json, fn.lit("payload is not JSON"))
     )
 
 
-_ARRAY_TYPE = "array<struct<metric:string,value:double>>"
+def _is_object(text: Column) -> Column:
+    return fn.ltrim(text).startswith("{")
 
 
-def _entries(variant: Column) -> Column:
-    return fn.map_entries(variant.try_cast("map<string,variant>"))
+def _number(text: Column) -> Column:
+    return fn.when(text.rlike(NUMBER), fn.trim(text).try_cast("double"))
 
 
-def _metric(name: Column, variant: Column) -> Column:
-    number = fn.when(is_number(variant), variant.try_cast("double"))
-    return fn.struct(name.alias("metric"), number.alias("value"))
+def _metric(name: Column, text: Column) -> Column:
+    return fn.struct(name.alias("metric"), _number(text).alias("value"))
 
 
 def _field_metrics(entry: Column) -> Column:
-    name, variant = entry["key"], entry["value"]
-    nested = fn.transform(
-        _entries(variant), lambda inner: _metric(fn.concat(name, fn.lit("."), inner["key"]), inner["value"])
-    )
-    is_time = name.isin(*TIME_FIELDS)
+    name, text = entry["key"], entry["value"]
+    inner = fn.map_entries(fn.from_json(text, _FIELDS_TYPE))
+    nested = fn.transform(inner, lambda one: _metric(fn.concat(name, fn.lit("."), one["key"]), one["value"]))
+    none = fn.array().cast(_METRICS_TYPE)
     return (
-        fn.when(is_time, fn.array().cast(_ARRAY_TYPE))
-        .when(fn.schema_of_variant(variant).startswith("OBJECT"), nested)
-        .otherwise(fn.array(_metric(name, variant)))
+        fn.when(name.isin(*TIME_FIELDS), none)
+        .when(_is_object(text), fn.coalesce(nested, none))
+        .otherwise(fn.array(_metric(name, text)))
     )
 
 
