@@ -125,13 +125,18 @@ def read_delivery(kafka_topic: str, partition: int, record: Record, topic_name_u
     """The delivery that a record makes; raises RecordError when a header that is ours cannot be read."""
     headers = record.headers
     value = record.value
-    if len(headers) == 1 and headers[0][0] == HEADER_TOPIC:  # a plain QoS 1 message: its Topic Name and nothing else
+    if len(headers) == 2 and headers[1][0] == HEADER_CLIENT_ID and headers[0][0] == HEADER_TOPIC:
+        # what nearly every record is: a device's plain QoS 1 message
+        try:
+            client_id = str(headers[1][1] or b"", "utf-8")
+        except UnicodeDecodeError as error:
+            raise RecordError(f"header {HEADER_CLIENT_ID}: {error}") from None
         return Delivery(
             topic_name_utf8,
             b"" if value is None else value,
             1,
             False,
-            "",
+            client_id,
             None,
             record.timestamp,
             headers,

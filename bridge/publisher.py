@@ -39,7 +39,10 @@ BUFFER_BYTES_MAX = 64 * 1024 * 1024  # what an edge keeps while Kafka does not a
 UNKNOWN_AFTER_S = 30.0  # design §5
 TICK_S = 0.5  # how often the age of what is outstanding is looked at
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
-RECORD_OVERHEAD_BYTES = 96  # framing in the log plus our own tuples
+RECORD_OVERHEAD_BYTES = 96  # framing in the log, our own tuples
+PLAIN_HEADERS = (
+    3  # Topic Name, client id, QoS: shared by all records of a session and Topic Name, so not counted one by one
+)
 HEADER_OVERHEAD_BYTES = 16
 
 
@@ -106,6 +109,7 @@ class Publisher:
         self._buffer_bytes_max = buffer_bytes_max
         self._unknown_after_s = unknown_after_s
         self._clock = clock
+        self._now_s = clock()  # as of the last tick, or of the first record after nothing was open
         self._lanes: dict[Position, _Lane] = {}
         self._dirty: list[_Lane] = []
         self._resting: list[_Lane] = []  # dirty ones that wait for the next try
@@ -142,8 +146,9 @@ class Publisher:
             size += len(value)
         if key is not None:
             size += len(key)
-        for header in headers:
-            size += HEADER_OVERHEAD_BYTES + len(header[1] or b"")
+        if len(headers) > PLAIN_HEADERS:
+            for header in headers:
+                size += HEADER_OVERHEAD_BYTES + len(header[1] or b"")
         if sink is None and self._buffered_bytes + size > self._buffer_bytes_max:
             self._counts["dropped_records"] += 1
             return
@@ -151,8 +156,10 @@ class Publisher:
         lane = self._lanes.get(position)
         if lane is None:
             lane = self._lanes[position] = _Lane(position)
+        if not self._buffered_bytes:
+            self._now_s = self._clock()
         lane.records.append((key, value, headers))
-        lane.entries.append((sink, token, self._clock(), size))
+        lane.entries.append((sink, token, self._now_s, size))
         lane.size_bytes += size
         self._buffered_bytes += size
         if not lane.dirty and lane.in_flight is None:
@@ -403,7 +410,8 @@ class Publisher:
         if self._stopped or not self._buffered_bytes:
             return  # the next append starts it again
         self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self.expire(self._clock())
+        self._now_s = self._clock()
+        self.expire(self._now_s)
 
     def _expire_entries(self, entries: list[_Entry], limit_s: float) -> bool:
         """Report what is too old in a sent batch; whether nothing is left that anybody waits for."""

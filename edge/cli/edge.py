@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,7 @@ async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> Non
     if config.dev:
         logging.getLogger("headwater").warning(DEV_BANNER)
     node = EdgeNode(config, KafkaLog(config.kafka.bootstrap_servers, options=client_options(config.kafka)))
+    _tune_garbage_collection()
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +125,13 @@ async def _run_workers(config: EdgeConfig, workers: int, as_json: bool) -> None:
         )
     finally:
         await asyncio.gather(*(child.stop() for child in children))
+
+
+def _tune_garbage_collection() -> None:
+    """Modules are never garbage, and messages die by reference count: look for cycles rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _config_from_stdin() -> EdgeConfig:

@@ -201,8 +201,8 @@ class SessionEngine:
         """Kafka holds the record on all in-sync replicas: PUBACK in its turn [MQTT5-4.3.2-4] [MQTT311-4.3.2-2]."""
         incoming = self.incoming
         assert incoming is not None
-        incoming.answer(record, puback(record.packet_id))
-        if self._paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
+        incoming.acknowledge(record)
+        if self._paused and self._paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
             self._resume(_UNACKNOWLEDGED)
 
     def record_refused(self, record: AppendRecord, reason_code: ReasonCode, reason: str) -> None:
@@ -238,7 +238,7 @@ class SessionEngine:
             return
         if grant.no_local and delivery.client_id == self.client_id:  # [MQTT5-3.8.3-3]
             return
-        outgoing.deliver(delivery, grant, self._wall_ms(now))
+        outgoing.deliver(delivery, grant, self._wall_ms(now) if delivery.expiry_s is not None else 0)
         if outgoing.overflowed:
             self.disconnect(ReasonCode.QUOTA_EXCEEDED, "the client does not keep up with its QoS 1 messages")
 

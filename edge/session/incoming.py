@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from struct import Struct
 
 from edge.session.effects import AppendRecord, PendingAnswer, PublishTarget, RecordHeaders
 from edge.session.errors import TopicAliasInvalid
@@ -10,6 +11,7 @@ from edge.wire import ProtocolError, Publish, ReasonCode
 Resolve = Callable[[bytes], "PublishTarget | ReasonCode"]
 """Topic name (UTF-8) -> where it goes, or the definite refusal; raises `ProtocolViolation` for an invalid name."""
 
+_PUBACK = Struct(">HH").pack  # `edge.wire.puback` without the call: one per message
 TARGETS_MAX = 256  # topic names whose target one session keeps; a device rarely publishes to more than a handful
 
 
@@ -84,19 +86,21 @@ class Incoming:
             self._answers.append(record)
         return record
 
-    def answer(self, record: PendingAnswer, answer: bytes) -> None:
-        """The answer to `record` is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""
+    def acknowledge(self, record: PendingAnswer) -> None:
+        """PUBACK, success, in its turn."""
         answers = self._answers
-        out = self._out
         if answers[0] is record:  # the common case: they become known in order
             answers.popleft()
-            out.append(answer)
+            self._out.append(_PUBACK(0x4002, record.packet_id))
+            if answers and answers[0].answer is not None:
+                self._let_out()
         else:
-            record.answer = answer
-        while answers and answers[0].answer is not None:
-            known = answers.popleft().answer
-            assert known is not None
-            out.append(known)
+            record.answer = _PUBACK(0x4002, record.packet_id)
+
+    def answer(self, record: PendingAnswer, answer: bytes) -> None:
+        """The answer to `record` is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""
+        record.answer = answer
+        self._let_out()
 
     def refuse(self, packet: Publish, answer: bytes | None) -> None:
         """A definite refusal: nothing is appended; with QoS 1 the answer still waits for its turn."""
@@ -105,6 +109,15 @@ class Incoming:
             record = PendingAnswer(packet.packet_id, None)
             self._answers.append(record)
             self.answer(record, answer)
+
+    def _let_out(self) -> None:
+        answers = self._answers
+        while answers:
+            answer = answers[0].answer
+            if answer is None:
+                return
+            answers.popleft()
+            self._out.append(answer)
 
     def forget_targets(self) -> None:
         """Routes or rights changed: resolve again."""
