@@ -222,6 +222,8 @@ class Publisher:
         What was never sent is thrown away with that; a batch in flight whose last record is given up has the producer
         renewed, for it will not come back by itself (FACTS: a future once hung 27.7 s).
         """
+        if now_s != inf:
+            self._now_s = now_s
         limit_s = now_s - self._unknown_after_s
         before = self._counts["unknown_records"]
         for lane in list(self._lanes.values()):
@@ -410,8 +412,7 @@ class Publisher:
         if self._stopped or not self._buffered_bytes:
             return  # the next append starts it again
         self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._now_s = self._clock()
-        self.expire(self._now_s)
+        self.expire(self._clock())
 
     def _expire_entries(self, entries: list[_Entry], limit_s: float) -> bool:
         """Report what is too old in a sent batch; whether nothing is left that anybody waits for."""
