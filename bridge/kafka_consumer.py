@@ -69,8 +69,7 @@ class KafkaLogConsumer:
         self._event.set()
 
     async def fetch(self, timeout_s: float) -> list[tuple[Position, Sequence[Record]]]:
-        stopped_before = self._stopped
-        if stopped_before:
+        if self.is_stopped:
             raise LogUnavailable("the reader was stopped")
         loop = asyncio.get_running_loop()
         taken = self._take()
@@ -124,6 +123,10 @@ class KafkaLogConsumer:
 
     def statistics(self) -> dict[str, Any]:
         return {**self._counts, "partitions": len(self._positions), "fetches_under_way": len(self._fetches)}
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
 
     async def stop(self) -> None:
         if self._stopped:

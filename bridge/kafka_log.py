@@ -54,7 +54,7 @@ class KafkaLog:
         self._connection = connection
 
     async def stop(self) -> None:
-        for consumer in self._consumers:
+        for consumer in list(self._consumers):
             await consumer.stop()
         if self._producer is not None:
             producer, self._producer = self._producer, None
@@ -91,7 +91,7 @@ class KafkaLog:
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> KafkaLogConsumer:
         assert self._connection is not None, "start the log first"
         consumer = KafkaLogConsumer(self._connection, group_id, read_committed=read_committed)
-        self._consumers.append(consumer)
+        self._consumers = [*(held for held in self._consumers if not held.is_stopped), consumer]
         return consumer
 
     def statistics(self) -> dict[str, Any]:

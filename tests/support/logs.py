@@ -33,8 +33,8 @@ class Submission:
     future: asyncio.Future[int]
 
     @property
-    def values(self) -> list[bytes | None]:
-        return [value for _, value, _ in self.records]
+    def values(self) -> list[bytes]:
+        return [value or b"" for _, value, _ in self.records]
 
 
 class ScriptedLog:
