@@ -53,6 +53,7 @@ class Demo:
         self._fleet = Fleet(schedule, addresses, self._ledger)
         self._observers = Observers(addresses, self._fleet.home, self._ledger)
         self._spark: SparkJob | None = None
+        self._spark_is_told_of = False
         self._started_s: float | None = None
         self._elapsed_s = 0.0
 
@@ -99,6 +100,7 @@ class Demo:
             self._display.say(f"{total:,} devices connected in {_seconds(time.monotonic() - started_s)}")
             if self._spark is not None and not await self._spark.wait_ready(SPARK_READY_TIMEOUT_S):
                 self._display.say(f"The Spark job is not ready. It said:\n{self._spark.log}")
+                self._spark_is_told_of = self._spark.ended.is_set()
             yield
         finally:
             await self._fleet.disconnect()
@@ -109,7 +111,7 @@ class Demo:
         if spark is not None and not self._observers.windows and not stop.is_set():
             self._display.say("Waiting for the first window of Spark")
             await self._until(lambda: bool(self._observers.windows) or spark.ended.is_set(), WINDOWS_TIMEOUT_S)
-            if not self._observers.windows:
+            if not self._observers.windows and not self._spark_is_told_of:
                 self._display.say(f"No window came. The Spark job said:\n{spark.log}")
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:

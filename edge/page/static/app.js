@@ -182,6 +182,7 @@ function isOwnFilter(topicName) {
 let colours = palette();
 
 const reading = (value) => (Math.abs(value) >= 1000 ? whole.format(Math.round(value)) : value.toFixed(1));
+const plural = (count, noun) => `${whole.format(count)} ${noun}${count === 1 ? "" : "s"}`;
 const number = (value) => (Math.abs(value) >= 100 || Number.isInteger(value) ? whole.format(Math.round(value)) : value.toFixed(value < 10 ? 2 : 1));
 
 function text(id, value) {
@@ -213,7 +214,7 @@ function fillTable(table, rows) {
 }
 
 function fillSelect(select, values, label, preferred) {
-  const wanted = values.join("\n");
+  const wanted = values.map(label).join("\n");
   if (select.dataset.values === wanted) return;
   const chosen = values.includes(select.value) ? select.value : values.includes(preferred) ? preferred : values[0];
   select.dataset.values = wanted;
@@ -230,7 +231,7 @@ function drawTiles(nowMs) {
   const up = [...state.edges.values()].filter((edge) => nowMs - edge.seenMs < EDGE_STALE_MS);
   figure("edges-up", up.length ? String(up.length) : "–", state.edges.size > up.length ? `of ${state.edges.size}` : "");
   const clients = up.reduce((sum, edge) => sum + (edge.stats.connections ?? 0), 0);
-  text("edges-note", up.length ? `${whole.format(clients)} clients connected` : state.edgesRefused || "waiting for $SYS");
+  text("edges-note", up.length ? `${plural(clients, "client")} connected` : state.edgesRefused || "waiting for $SYS");
   while (state.latencies.length && (state.latencies[0][0] < nowMs - 10_000 || state.latencies.length > 5_000)) state.latencies.shift();
   const lags = state.latencies.map(([, lag]) => lag).sort((a, b) => a - b);
   figure("latency", lags.length ? number(lags[Math.floor(lags.length / 2)]) : "–", lags.length ? "ms" : "");
@@ -247,8 +248,10 @@ function drawReadings(nowMs) {
   fillSelect($("site"), sites, (site) => site, "weather");
   const devices = [...state.series.get($("site").value).entries()].sort(([a], [b]) => a.localeCompare(b));
   const metrics = [...new Set(devices.flatMap(([, byMetric]) => [...byMetric.keys()]))].sort();
-  fillSelect($("metric"), metrics, (metric) => UNITS[metric] ?? metric, "temp");
-  const site = $("site").value, metric = $("metric").value;
+  const site = $("site").value;
+  const label = (metric) => (site === "weather" && UNITS[metric]) || metric; // units are known of the demo's only
+  fillSelect($("metric"), metrics, label, "temp");
+  const metric = $("metric").value;
   const oldest = nowMs - SPAN_MS - 5_000;
   const series = devices.map(([device, byMetric], index) => {
     const points = byMetric.get(metric) ?? [];
@@ -259,7 +262,7 @@ function drawReadings(nowMs) {
   drawLines($("readings"), series, { nowMs, spanMs: SPAN_MS, colours });
   const hasBands = series.some(({ bands }) => bands.length);
   fillLegend(series, hasBands);
-  $("readings").setAttribute("aria-label", `${UNITS[metric] ?? metric}: ${series.map(({ device, points }) => `${device} ${points.length ? number(points.at(-1)[1]) : "none"}`).join(", ")}`);
+  $("readings").setAttribute("aria-label", `${label(metric)}: ${series.map(({ device, points }) => `${device} ${points.length ? number(points.at(-1)[1]) : "none"}`).join(", ")}`);
 }
 
 function fillLegend(series, hasBands) {
@@ -363,7 +366,7 @@ function drawExplorer() {
   $("messages-empty").hidden = explorer.filters.size > 0 && explorer.messages.length > 0;
   $("messages-empty").querySelector("strong").textContent = explorer.filters.size ? "Waiting for messages." : "Nothing subscribed.";
   $("list-head").hidden = explorer.filters.size === 0;
-  text("message-count", `${whole.format(explorer.count)} messages${explorer.paused ? ", paused" : ""}`);
+  text("message-count", `${plural(explorer.count, "message")}${explorer.paused ? ", paused" : ""}`);
   fillTable($("messages"), explorer.messages.slice(0, 60).map((message) => [
     new Date(message.nowMs).toLocaleTimeString("en-GB") + `.${String(message.nowMs % 1000).padStart(3, "0")}`,
     message.topicName, `QoS ${message.qos}${message.retain ? " R" : ""}`, readable(message.payload),

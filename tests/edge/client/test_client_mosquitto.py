@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from support.mosquitto import Mosquitto
 
 from edge.client import (
     ConnectFailed,
@@ -22,7 +23,7 @@ VERSIONS = pytest.mark.parametrize("protocol_version", [4, 5])
 TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "websocket"])
 
 
-def client_of(mosquitto: Any, client_id: str, transport: str = "tcp", **options: Any) -> MqttClient:
+def client_of(mosquitto: Mosquitto, client_id: str, transport: str = "tcp", **options: Any) -> MqttClient:
     port = mosquitto.websocket_port if transport == "websocket" else mosquitto.port
     return MqttClient(mosquitto.host, port, client_id, transport=transport, **options)
 
@@ -31,7 +32,7 @@ def client_of(mosquitto: Any, client_id: str, transport: str = "tcp", **options:
 @TRANSPORTS
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_a_message_arrives_as_it_was_sent(
-    mosquitto: Any, protocol_version: int, transport: str, qos: int
+    mosquitto: Mosquitto, protocol_version: int, transport: str, qos: int
 ) -> None:
     name = f"there/{protocol_version}/{transport}/{qos}"
     receiver = client_of(mosquitto, f"receiver/{name}", transport, protocol_version=protocol_version)
@@ -49,7 +50,7 @@ async def test_a_message_arrives_as_it_was_sent(
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_ten_thousand_messages_arrive_once_and_in_order(mosquitto: Any, qos: int) -> None:
+async def test_ten_thousand_messages_arrive_once_and_in_order(mosquitto: Mosquitto, qos: int) -> None:
     name, count = f"many/{qos}", 10_000
     receiver, sender = client_of(mosquitto, f"many-r{qos}"), client_of(mosquitto, f"many-s{qos}")
     inbox = receiver.inbox()
@@ -62,7 +63,7 @@ async def test_ten_thousand_messages_arrive_once_and_in_order(mosquitto: Any, qo
     assert sender.statistics().acknowledged == count
 
 
-async def test_properties_travel_in_version_5(mosquitto: Any) -> None:
+async def test_properties_travel_in_version_5(mosquitto: Mosquitto) -> None:
     sent = Properties(content_type="text/plain", response_topic="answers", user_properties=(("a", "1"), ("a", "2")))
     receiver, sender = client_of(mosquitto, "props-r"), client_of(mosquitto, "props-s")
     inbox = receiver.inbox()
@@ -76,7 +77,7 @@ async def test_properties_travel_in_version_5(mosquitto: Any) -> None:
     assert properties.subscription_identifiers == (77,)
 
 
-async def test_no_local_and_unsubscribe(mosquitto: Any) -> None:
+async def test_no_local_and_unsubscribe(mosquitto: Mosquitto) -> None:
     client = client_of(mosquitto, "no-local")
     inbox = client.inbox()
     async with client:
@@ -90,7 +91,9 @@ async def test_no_local_and_unsubscribe(mosquitto: Any) -> None:
 
 
 @VERSIONS
-async def test_the_will_comes_after_an_abort_and_not_after_a_disconnect(mosquitto: Any, protocol_version: int) -> None:
+async def test_the_will_comes_after_an_abort_and_not_after_a_disconnect(
+    mosquitto: Mosquitto, protocol_version: int
+) -> None:
     name = f"will/{protocol_version}"
     watcher = client_of(mosquitto, f"watch-{protocol_version}")
     inbox = watcher.inbox()
@@ -107,12 +110,12 @@ async def test_the_will_comes_after_an_abort_and_not_after_a_disconnect(mosquitt
     assert len(inbox) == 0
 
 
-async def test_the_server_names_a_client_without_a_name(mosquitto: Any) -> None:
+async def test_the_server_names_a_client_without_a_name(mosquitto: Mosquitto) -> None:
     async with client_of(mosquitto, "") as client:
         assert client.client_id.startswith("auto-")
 
 
-async def test_a_second_client_of_the_same_name_ends_the_first(mosquitto: Any) -> None:
+async def test_a_second_client_of_the_same_name_ends_the_first(mosquitto: Mosquitto) -> None:
     first, ended = client_of(mosquitto, "twin"), asyncio.get_running_loop().create_future()
     first.on_close(ended.set_result)
     await first.connect()
@@ -124,7 +127,7 @@ async def test_a_second_client_of_the_same_name_ends_the_first(mosquitto: Any) -
     await first.disconnect()
 
 
-async def test_pings_keep_a_silent_connection(mosquitto: Any) -> None:
+async def test_pings_keep_a_silent_connection(mosquitto: Mosquitto) -> None:
     pinged = client_of(mosquitto, "silent", keep_alive_s=1)
     inbox = pinged.inbox()
     async with pinged, client_of(mosquitto, "clock") as clock:
@@ -136,7 +139,7 @@ async def test_pings_keep_a_silent_connection(mosquitto: Any) -> None:
         assert (await inbox.get()).payload == b"still here"
 
 
-async def test_nobody_listens(mosquitto: Any) -> None:
+async def test_nobody_listens(mosquitto: Mosquitto) -> None:
     with pytest.raises(ConnectFailed):
         await MqttClient("127.0.0.1", 1, "nobody").connect()
 
@@ -170,7 +173,7 @@ async def test_a_silent_server_times_out() -> None:
 
 
 @VERSIONS
-async def test_a_lost_connection_comes_back_with_its_session(mosquitto: Any, protocol_version: int) -> None:
+async def test_a_lost_connection_comes_back_with_its_session(mosquitto: Mosquitto, protocol_version: int) -> None:
     """QoS 2 and a kept session: whatever happens to the connection, every message arrives exactly once."""
     name, count = f"storm/{protocol_version}", 600
     receiver, dropper = (
@@ -204,7 +207,7 @@ async def test_a_lost_connection_comes_back_with_its_session(mosquitto: Any, pro
     assert len(inbox) == 0
 
 
-async def test_a_lost_session_is_published_again_and_subscribed_again(mosquitto: Any) -> None:
+async def test_a_lost_session_is_published_again_and_subscribed_again(mosquitto: Mosquitto) -> None:
     name = "again"
     client = client_of(mosquitto, "again", reconnect=ReconnectPolicy(wait_first_s=0.01, wait_max_s=0.02))
     inbox = client.inbox()
@@ -221,7 +224,7 @@ async def test_a_lost_session_is_published_again_and_subscribed_again(mosquitto:
     assert [connack.session_present for connack in connacks] == [False, False]
 
 
-async def test_a_thousand_clients_in_one_process(mosquitto: Any) -> None:
+async def test_a_thousand_clients_in_one_process(mosquitto: Mosquitto) -> None:
     clients = [client_of(mosquitto, f"crowd-{number}") for number in range(1_000)]
     inbox_client = client_of(mosquitto, "crowd-inbox")
     inbox = inbox_client.inbox()
