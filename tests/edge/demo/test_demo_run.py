@@ -1,4 +1,4 @@
-"""The whole run on a stand-in cluster: mosquitto in the place of both edges. A good run is clean; planted faults show."""
+"""The whole run on a stand-in cluster: mosquitto in place of both edges. A good run is clean, planted faults show."""
 
 import asyncio
 import sys
