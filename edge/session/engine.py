@@ -80,6 +80,7 @@ class SessionEngine:
         "_paused",
         "_rate",
         "_read_again_at",
+        "_writable",
         "client_id",
         "connect",
         "effects",
@@ -114,6 +115,7 @@ class SessionEngine:
         self._held: list[Packet] | None = None
         self._leaving: Disconnect | None = None  # waits among the held; nothing behind it is read
         self._paused = 0
+        self._writable = True
         self._read_again_at: float | None = None
         self._rate: ClientRate | None = None
         self.state = ConnectionState.AWAITING_CONNECT
@@ -213,7 +215,7 @@ class SessionEngine:
         if self.state is ConnectionState.CLOSED:
             return
         if self.protocol_version == MQTT_5:
-            incoming.answer(record, encode(self._puback(record.packet_id, reason_code, reason), MQTT_5))
+            incoming.answer(record, self._negative_puback(record.packet_id, reason_code, reason))
         else:
             self.disconnect(reason_code, reason)
 
@@ -244,12 +246,14 @@ class SessionEngine:
 
     def writing_paused(self) -> None:
         """The socket takes no more: deliveries wait in the bounded buffer."""
+        self._writable = False
         if self.outgoing is not None:
             self.outgoing.writable = False
 
     def writing_resumed(self, now: float) -> None:
         """The socket takes more again."""
-        if self.outgoing is not None:
+        self._writable = True
+        if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
             self.outgoing.writable = True
             self.outgoing.drain(self._wall_ms(now))
 
@@ -401,7 +405,7 @@ class SessionEngine:
         if not packet.qos:
             incoming.refuse(packet, None)
         elif self.protocol_version == MQTT_5:
-            incoming.refuse(packet, encode(self._puback(packet.packet_id, reason_code, ""), MQTT_5))
+            incoming.refuse(packet, self._negative_puback(packet.packet_id, reason_code, ""))
         else:
             incoming.refuse(packet, puback(packet.packet_id))
 
@@ -417,6 +421,7 @@ class SessionEngine:
                 self._limits.buffer_messages_max,
                 self._limits.buffer_bytes_max,
             )
+            self.outgoing.writable = self._writable
         self._held = []  # what follows waits for the SUBACK, as if it were done at once
         self.effects.append(OpenSubscriptions(packet))
 
@@ -516,9 +521,13 @@ class SessionEngine:
     def _wall_ms(self, now: float) -> int:
         return int(now * 1000 + self.wall_offset_ms)
 
-    def _puback(self, packet_id: int, reason_code: ReasonCode, reason: str) -> Puback:
-        told = reason and self.negotiated is not None and self.negotiated.problem_information
-        return Puback(packet_id, reason_code, Properties(reason_string=reason) if told else None)
+    def _negative_puback(self, packet_id: int, reason_code: ReasonCode, reason: str) -> bytes:
+        negotiated = self.negotiated
+        assert negotiated is not None
+        told = reason and negotiated.problem_information
+        packet = Puback(packet_id, reason_code, Properties(reason_string=reason) if told else None)
+        encoded = encode_within(packet, MQTT_5, negotiated.packet_bytes_max)  # [MQTT5-3.4.2-2]
+        return encoded if encoded is not None else encode(Puback(packet_id, reason_code), MQTT_5)
 
     def _send(self, packet: Packet) -> None:
         packet_bytes_max = self.negotiated.packet_bytes_max if self.negotiated is not None else None
