@@ -78,6 +78,7 @@ class ClientEngine:
         "_packet_id",
         "_ping_sent",
         "_requests",
+        "_resend",
         "_subscriptions",
         "_waiting",
         "_window",
@@ -95,6 +96,7 @@ class ClientEngine:
         self._framer = Framer(settings.packet_bytes_max, settings.protocol_version)
         self._outgoing: list[bytes] = []
         self._in_flight: dict[int, _Outgoing] = {}  # in the order of sending
+        self._resend: deque[int] = deque()  # in flight, not yet sent again: the new window is smaller than the old one
         self._waiting: deque[_Outgoing] = deque()  # until the window opens, or there is a connection
         self._inbound_qos2: set[int] = set()
         self._requests: dict[int, Token] = {}
@@ -118,6 +120,7 @@ class ClientEngine:
         self._framer = Framer(settings.packet_bytes_max, settings.protocol_version)
         self._outgoing.clear()
         self._aliases.clear()
+        self._resend.clear()
         self._ping_sent = False
         self._deadline_s = None
         self._send(
@@ -323,7 +326,7 @@ class ClientEngine:
 
     def _resolve_alias(self, packet: Publish, alias: int) -> None:
         if alias > self.settings.topic_alias_maximum:
-            raise ProtocolError(f"topic alias {alias} was not offered", "MQTT5-3.3.2-9")
+            raise ProtocolError(f"topic alias {alias} was not offered", "MQTT5-3.3.2-11")
         if packet.topic_name_utf8:
             self._aliases[alias] = packet.topic_name_utf8
         elif alias in self._aliases:
@@ -356,7 +359,9 @@ class ClientEngine:
         else:
             self.counters.acknowledged += 1
         events.append(Acknowledged(outgoing.token, reason_code, properties.reason_string if properties else None))
-        if self._waiting:
+        if self._resend:
+            self._send_again()
+        elif self._waiting:
             self._fill_window(events)
 
     # -- sending -----------------------------------------------------------------------------------------------------
@@ -403,13 +408,25 @@ class ClientEngine:
 
     def _resume(self) -> None:
         """The server has the session: send again, same identifiers, same order [MQTT5-4.4.0-1] [MQTT5-4.6.0-1]."""
+        window = self._window
         for packet_id, outgoing in self._in_flight.items():
             self.counters.resent += 1
             if outgoing.released:
                 self._send(Pubrel(packet_id))
-            else:
-                outgoing.packet.dup = True
+                continue
+            outgoing.packet.dup = True
+            self._resend.append(packet_id)
+            if window > 0:  # [MQTT5-3.3.4-7]: also what is sent again counts
+                window -= 1
+                self._send_again()
+
+    def _send_again(self) -> None:
+        """The next message of the old connection; the window must have room."""
+        while self._resend:
+            outgoing = self._in_flight.get(self._resend.popleft())
+            if outgoing is not None and not outgoing.released:  # a server may have answered before it was asked again
                 self._send(outgoing.packet)
+                return
 
     def _start_over(self, events: list[Event]) -> None:
         """The server has no session: subscribe again; messages go as new ones or are lost, as the user chose."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edge.wire.packets import Will
 from edge.wire.properties import Properties
 
-RECEIVE_MAXIMUM_DEFAULT = 65_535  # [MQTT5-3.2.2-21]: absent means 65,535
+RECEIVE_MAXIMUM_DEFAULT = 65_535  # what an absent Receive Maximum means (MQTT 5.0 §3.2.2.3.3)
 
 
 @dataclass(frozen=True, slots=True)

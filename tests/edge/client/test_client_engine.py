@@ -180,6 +180,21 @@ def test_a_kept_session_sends_again_with_the_same_identifiers() -> None:
     assert all(packet.dup for packet in again if isinstance(packet, Publish))
 
 
+def test_a_smaller_window_holds_for_what_is_sent_again() -> None:
+    pair = pair_of(clean_start=False, session_expiry_s=60)
+    pair.connect()
+    for number in range(4):
+        pair.engine.publish(message(str(number)), number)
+    pair.sent()
+    pair.engine.connection_lost()
+    pair.connect(Connack(session_present=True, properties=Properties(receive_maximum=2)))
+    pair.engine.publish(message("4"), 4)
+    assert [packet.packet_id for packet in pair.sent() if isinstance(packet, Publish)] == [1, 2]
+    for packet_id, wanted in ((1, [3]), (2, [4]), (3, [5]), (4, []), (5, [])):
+        pair.receive(Puback(packet_id))
+        assert [packet.packet_id for packet in pair.sent() if isinstance(packet, Publish)] == wanted
+
+
 @pytest.mark.parametrize("republish", [True, False])
 def test_a_forgotten_session_publishes_as_new_or_reports_lost(republish: bool) -> None:
     pair = pair_of(republish_lost_session=republish)
