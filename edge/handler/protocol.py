@@ -181,12 +181,13 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """CONNECT is accepted: attach the amqtt session, register the client, answer CONNACK."""
         services = self.services
         self.principal = principal
+        assert self.engine.connect is not None
+        self.engine.connect.password = None  # kept no longer than it is needed
         self.connected_at_ms = services.wall_ms()
         if self._ticket is not None:
             self._ticket.release(authenticated=True)
         services.clients[principal.client_id] = self
         if services.plugins is not None:
-            assert self.engine.connect is not None
             self.attach(EdgeSession(self.engine.connect, principal), None, None)
         if principal.expires_at is not None:
             left_s = max(0.0, principal.expires_at - self.connected_at_ms / 1000)
@@ -206,6 +207,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     def disconnect(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:
         """End this connection from our side: DISCONNECT for 5.0, then close."""
         self.engine.disconnect(reason_code, reason, server_reference)
+        self._pump()
+
+    def stop_reading(self) -> None:
+        """Take no more from the client: the node is about to stop."""
+        self.engine.backbone_full(True)
         self._pump()
 
     def backbone_has_room(self) -> None:

@@ -172,6 +172,10 @@ class EdgeNode:
     async def _say_goodbye(self) -> None:
         services = self.services
         for handler in list(services.connections):
+            handler.stop_reading()
+        services.waiting_for_room.clear()
+        await services.publisher.flush(FLUSH_TIMEOUT_S)  # what was received is acknowledged before the goodbye
+        for handler in list(services.connections):
             handler.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "this edge is shutting down; use another one")
         if services.connections:
             services.emptied.clear()
