@@ -443,7 +443,9 @@ class SessionEngine:
         self.state = next_state(self.state, ConnectionEvent.VIOLATION)
         version = violation.protocol_version or self.protocol_version
         if before is ConnectionState.CONNECTED:
-            self._say_goodbye(True, violation.reason_code, str(violation))
+            # a CONNECT of whatever form is the second one here [MQTT5-3.1.0-2]; DISCONNECT has no 0x84
+            second = isinstance(violation, UnsupportedProtocolVersion)
+            self._say_goodbye(True, ReasonCode.PROTOCOL_ERROR if second else violation.reason_code, str(violation))
             return
         if before is ConnectionState.AWAITING_CONNECT and _may_be_told(violation, version):
             self.out.append(encode(Connack(reason_code=violation.reason_code), version or 4))
