@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from support.kafka import BOOTSTRAP_VARIABLE, chosen, kafka, kafka_bootstrap, kafka_server
+from support.peers import without_absent_peers
 
 __all__ = ["kafka", "kafka_bootstrap", "kafka_server"]
 
 KAFKA_FIXTURES = {"kafka", "kafka_bootstrap", "kafka_server"}
+LEFT_OUT = pytest.StashKey[str]()
 
 
 def pytest_report_header() -> str:
@@ -16,13 +18,18 @@ def pytest_report_header() -> str:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for a Kafka is one, marked or not: `-m "not kafka"` leaves it out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that asks for a Kafka is one, marked or not: `-m "not kafka"` leaves it out. Peers: see support.peers."""
     for item in items:
         if KAFKA_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("kafka")
+    items[:], left_out, config.stash[LEFT_OUT] = without_absent_peers(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if said := config.stash.get(LEFT_OUT, ""):
+        terminalreporter.write_line(said)
     if (why := chosen()) is not None:
         terminalreporter.write_line(f"kafka: {why}")

@@ -12,6 +12,8 @@ from support.mosquitto import Mosquitto
 from edge.client import MqttClient
 from edge.page import page_files
 
+pytestmark = pytest.mark.peers("chromium")
+
 POLICY = "default-src 'self'; connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'"
 
 

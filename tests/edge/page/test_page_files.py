@@ -6,6 +6,8 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 from edge.page import PAGE_DIR, page_files
 
 
@@ -64,6 +66,7 @@ def test_fields_have_labels_and_graphics_have_names() -> None:
             assert attributes.get("aria-label") or attributes.get("aria-hidden") == "true", attributes
 
 
+@pytest.mark.peers("node")
 def test_the_mqtt_client_in_javascript() -> None:
     node = shutil.which("node")
     assert node, "the page's own tests need Node.js 18 or later: apt-get install nodejs"
