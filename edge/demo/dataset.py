@@ -66,7 +66,6 @@ class Movement:
     latitude: float
     longitude: float
     delay_min: int
-    distance_mi: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,7 +128,6 @@ def _movement(row: dict[str, str], kind: str, at_s: int, airport: str, airports:
         latitude=round(place.latitude, 4),
         longitude=round(place.longitude, 4),
         delay_min=int(float(delay)),
-        distance_mi=int(float(row["distance"])),
     )
 
 

@@ -110,7 +110,6 @@ def _planned(event: Observation | Movement, at_s: float) -> Planned:
         "destination": event.destination,
         "position": [event.latitude, event.longitude],
         "delay_min": event.delay_min,
-        "distance_mi": event.distance_mi,
     }
     topic_name = f"sensors/{AIRCRAFT_SITE}/{event.tail_number}/movement"
     return Planned(at_s, event.at_s, event.tail_number, topic_name, body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import sys
 from collections import deque
 from pathlib import Path
@@ -16,6 +17,7 @@ from schemas.errors import ConfigurationError
 
 STOP_TIMEOUT_S = 45.0  # the job ends itself by force before
 LOG_LINES = 30
+NICENESS = 10  # on a small machine the path of the devices comes first; what Spark starts inherits it
 READY_EVENT = "ready"
 
 
@@ -54,6 +56,8 @@ class SparkJob:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        with contextlib.suppress(ProcessLookupError):  # it ended at once: its reader tells
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return cls(process)
 
     @property

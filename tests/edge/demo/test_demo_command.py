@@ -19,7 +19,7 @@ AIRCRAFT = tuple(f"N{number}" for number in range(1, 8))
 DATASET = Dataset(
     observations=(Observation(1_000, "JFK", {"temp": 1.0}),),
     movements=tuple(
-        Movement(1_000 + step, AIRCRAFT[step % 7], "departure", "JFK", "B61", "JFK", "LAX", 1.0, 2.0, 3, 4)
+        Movement(1_000 + step, AIRCRAFT[step % 7], "departure", "JFK", "B61", "JFK", "LAX", 1.0, 2.0, 3)
         for step in range(50)
     ),
     tail_numbers=AIRCRAFT,

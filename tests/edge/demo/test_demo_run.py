@@ -43,7 +43,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 def schedule_of(seconds: float = 2.0) -> Schedule:
     movements = tuple(
-        Movement(1_000 + step, AIRCRAFT[step % 19], "departure", "JFK", "B61", "JFK", "LAX", 1.0, 2.0, 3, 4)
+        Movement(1_000 + step, AIRCRAFT[step % 19], "departure", "JFK", "B61", "JFK", "LAX", 1.0, 2.0, 3)
         for step in range(500)
     )
     observations = tuple(Observation(1_000 + step, "JFK", {"temp": 1.0}) for step in range(0, 500, 10))

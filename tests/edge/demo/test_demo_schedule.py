@@ -10,7 +10,7 @@ START_S = 1_357_016_400
 
 
 def movement(tail_number: str, at_s: int) -> Movement:
-    return Movement(START_S + at_s, tail_number, "departure", "JFK", "B61", "JFK", "LAX", 40.6, -73.8, 3, 2_475)
+    return Movement(START_S + at_s, tail_number, "departure", "JFK", "B61", "JFK", "LAX", 40.6, -73.8, 3)
 
 
 DATASET = Dataset(
@@ -64,7 +64,7 @@ def test_topic_names_and_payloads() -> None:
         "2013-01-01T05:01:00Z",
     )
     numbers = {name for name, value in body.items() if isinstance(value, int | float)}
-    assert numbers == {"delay_min", "distance_mi", "ts"}, "what is a number is a metric in Spark"
+    assert numbers == {"delay_min", "ts"}, "what is a number is a metric in Spark"
     assert sequence_of(payload_of(second, 7, 12.3456)) == ("N1", 7, 12.346)
 
 
