@@ -139,7 +139,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     def deliver(self, delivery: Delivery, grant: Grant) -> None:
         """A record matched; the bytes leave with the batch (`EdgeServices.flush`)."""
         engine = self.engine
-        engine.deliver(delivery, grant, 0.0 if delivery.expiry_s is None else self._loop.time())
+        engine.deliver(delivery, grant, self._loop.time() if delivery.expiry_s is not None else 0.0)
         if engine.effects:
             self._perform()
         if not self._is_dirty and engine.out:
@@ -197,6 +197,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         services.event("connected", principal.client_id, peer=self.peer, user=principal.name)
         self.engine.accept(False, self._loop.time())
         self._pump()
+        self._arm()  # a keep alive may be due before the CONNECT would have been
 
     def refuse(self, reason_code: ReasonCode, reason: str) -> None:
         """CONNECT is refused."""
