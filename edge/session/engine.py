@@ -55,6 +55,7 @@ from edge.wire import (
 
 _PINGRESP = encode(Pingresp(), 4)
 _HELD_MAX = 64  # packets that wait behind a CONNECT or a SUBSCRIBE before reading pauses; one read brings about as many
+_SHORT_PACKET_BYTES = 16_387  # what the short ways take at most: a Remaining Length of two bytes
 _UNACKNOWLEDGED_MAX_3 = 1_000  # 3.1.1 cannot be told a Receive Maximum: reading pauses at this many instead
 
 # Why reading is paused; it goes on when none holds
@@ -138,40 +139,39 @@ class SessionEngine:
         self._last_received = now
         incoming, outgoing = self.incoming, self.outgoing
         before = incoming.received if incoming is not None else 0
-        is_5 = self.protocol_version == MQTT_5
-        answers_max = self._limits.receive_maximum_in
+        octets = len(data)
         try:
-            for first_byte, body in self._framer.feed(data):
-                # Two short ways for nearly all traffic; whatever they do not take goes the long way
-                if first_byte == 0x40:
-                    if (
-                        outgoing is not None
-                        and len(body) == 2
-                        and outgoing.acknowledged(body[0] << 8 | body[1], now, self.wall_offset_ms)
-                    ):
-                        continue
-                elif first_byte | 2 == 0x32 and incoming is not None and self._held is None:
-                    record = incoming.plain(first_byte, body, is_5, answers_max)
-                    if record is not None:
-                        self.effects.append(record)
-                        continue
-                self._on_packet(decode_for_server(first_byte, body, self.protocol_version), now)
-                if self.is_closed() or self._leaving is not None:
-                    return
-                incoming, outgoing = self.incoming, self.outgoing
-                is_5 = self.protocol_version == MQTT_5
-            if self._framer.error is not None:
-                raise self._framer.error
+            # Two short ways for nearly all traffic; what they leave goes the long way
+            if not self._framer.buffered_bytes and self._held is None:
+                taken = 0
+                if incoming is not None and self._framer.packet_bytes_max >= _SHORT_PACKET_BYTES:
+                    is_5 = self.protocol_version == MQTT_5
+                    answers_max = self._limits.receive_maximum_in if is_5 else _UNACKNOWLEDGED_MAX_3
+                    taken = incoming.take_plain(data, is_5, answers_max, self.effects)
+                if outgoing is not None and not taken:
+                    taken = outgoing.take_acknowledgements(data, now, self.wall_offset_ms)
+                if taken:
+                    data = data[taken:]
+            if data:
+                self._receive_frames(data, now)
         except ProtocolViolation as violation:
             self._violated(violation)
             return
         if self._rate is not None:
             incoming = self.incoming
             messages = incoming.received - before if incoming is not None else 0
-            wait_s = self._rate.take(messages, len(data), now)
+            wait_s = self._rate.take(messages, octets, now)
             if wait_s > 0:
                 self._read_again_at = now + wait_s
                 self._pause(_RATE)
+
+    def _receive_frames(self, data: bytes, now: float) -> None:
+        for first_byte, body in self._framer.feed(data):
+            self._on_packet(decode_for_server(first_byte, body, self.protocol_version), now)
+            if self.is_closed() or self._leaving is not None:
+                return
+        if self._framer.error is not None:
+            raise self._framer.error
 
     def accept(self, session_present: bool, now: float) -> None:
         """The client may connect: CONNACK, then whatever it sent meanwhile [MQTT5-3.2.0-1] [MQTT311-3.2.0-1]."""

@@ -14,23 +14,35 @@ def publish_frame(
 ) -> Frame:
     """The frame for subscribers of this version, QoS, RETAIN flag and Subscription Identifiers.
 
-    Frames are kept on the delivery, by these four, so that a fan-out encodes once. A message that expires is encoded
-    for each subscriber: what is left of its Message Expiry Interval goes with it [MQTT5-3.3.2-6].
+    Frames are kept on the delivery, by `frame_key`, so that a fan-out encodes once. A message that expires is encoded
+    for each subscriber (what is left of its Message Expiry Interval goes with it [MQTT5-3.3.2-6]), and so is one that
+    carries Subscription Identifiers.
     """
     payload = delivery.payload
     properties = b""
-    expires = delivery.expiry_s is not None and protocol_version == MQTT_5
-    if expires or (protocol_version == MQTT_5 and (subscription_ids or delivery.properties is not None)):
+    is_5 = protocol_version == MQTT_5
+    expires = is_5 and delivery.expiry_s is not None
+    if is_5 and (expires or subscription_ids or delivery.properties is not None):
         properties = _properties(delivery, subscription_ids, wall_ms)
     # DUP 0: the first delivery to this client [MQTT5-3.3.1-3]
     head = publish_head(delivery.topic_name_utf8, len(payload), qos, retain, False, properties, protocol_version)
-    tail = publish_tail(payload, properties, protocol_version) if protocol_version == MQTT_5 else payload
+    tail = publish_tail(payload, properties, protocol_version) if is_5 else payload
     frame = (head, tail) if qos else (head + tail, b"")
-    if not expires:
+    if not expires and not subscription_ids:
+        key = frame_key(protocol_version, qos, retain)
         if delivery.frames is None:
-            delivery.frames = {}
-        delivery.frames[protocol_version, qos, retain, subscription_ids] = frame
+            delivery.frames = {key: frame}
+        else:
+            delivery.frames[key] = frame
     return frame
+
+
+def frame_key(protocol_version: int, qos: int, retain: bool) -> int:
+    """What decides the bytes of a message besides itself: QoS in bits 0 and 1, RETAIN in 2, the version above.
+
+    3.1 and 3.1.1 have the same PUBLISH.
+    """
+    return qos | retain << 2 | (8 if protocol_version == MQTT_5 else 0)
 
 
 def _properties(delivery: Delivery, subscription_ids: tuple[int, ...], wall_ms: int) -> bytes:

@@ -4,7 +4,8 @@ from collections import deque
 
 from bridge.delivery import Delivery
 from bridge.subscriptions import Grant
-from edge.session.frames import publish_frame
+from edge.session.connect import PACKET_BYTES_UNLIMITED
+from edge.session.frames import Frame, frame_key, publish_frame
 
 PACKET_ID_MAX = 65_535
 _PACKET_IDS = [packet_id.to_bytes(2, "big") for packet_id in range(PACKET_ID_MAX + 1)]
@@ -23,6 +24,8 @@ class Outgoing:
 
     __slots__ = (
         "_bytes_max",
+        "_frame_key",
+        "_is_limited",
         "_last_id",
         "_length_max",
         "_out",
@@ -52,6 +55,8 @@ class Outgoing:
         self._version = protocol_version
         self._window = window
         self._packet_bytes_max = packet_bytes_max
+        self._is_limited = packet_bytes_max < PACKET_BYTES_UNLIMITED
+        self._frame_key = frame_key(protocol_version, 0, False)
         self._length_max = queue_length_max
         self._bytes_max = queue_bytes_max
         self._queue: deque[Queued] | None = None
@@ -65,13 +70,29 @@ class Outgoing:
         self.too_large = 0
 
     def deliver(self, delivery: Delivery, grant: Grant, wall_ms: int) -> None:
-        """Send one matched message at the lower of the two QoS [MQTT311-3.8.4-6], or put it into the buffer."""
+        """Send one matched message at the lower of the two QoS [MQTT311-3.8.4-6], or put it into the buffer.
+
+        `wall_ms` (milliseconds since the epoch) is needed only for a message that expires.
+        """
         qos = delivery.qos if delivery.qos < grant.qos else grant.qos
         retain = delivery.retain and grant.retain_as_published  # [MQTT5-3.3.1-12] [MQTT5-3.3.1-13]
         if not self.writable or self._queue or (qos and len(self.inflight) >= self._window):
             self._enqueue((delivery, qos, retain, grant.subscription_ids))
         else:
             self._send(delivery, qos, retain, grant.subscription_ids, wall_ms)
+
+    def take_acknowledgements(self, data: bytes, now: float, wall_offset_ms: float) -> int:
+        """The short way: the plain PUBACK packets at the front of a read that acknowledge something in flight, and how
+        many bytes they were. The long way goes on behind them."""
+        inflight = self.inflight
+        position, end = 0, len(data) - 3
+        while position < end and data[position] == 0x40 and data[position + 1] == 2:
+            if inflight.pop(data[position + 2] << 8 | data[position + 3], None) is None:
+                break
+            position += 4
+        if position and self._queue:
+            self.drain(int(now * 1000 + wall_offset_ms))
+        return position
 
     def acknowledged(self, packet_id: int, now: float, wall_offset_ms: float) -> bool:
         """PUBACK: the identifier is free again and the window moves; False if it was not in flight."""
@@ -113,11 +134,13 @@ class Outgoing:
         self, delivery: Delivery, qos: int, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
     ) -> None:
         frames = delivery.frames
-        frame = frames.get((self._version, qos, retain, subscription_ids)) if frames is not None else None
+        frame: Frame | None = None
+        if frames is not None and not subscription_ids:
+            frame = frames.get(self._frame_key | qos | (4 if retain else 0))
         if frame is None:
             frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms)
         head, tail = frame
-        if len(head) + len(tail) + (2 if qos else 0) > self._packet_bytes_max:
+        if self._is_limited and len(head) + len(tail) + (2 if qos else 0) > self._packet_bytes_max:
             self.too_large += 1  # [MQTT5-3.1.2-24] [MQTT5-3.1.2-25]
             return
         self.sent += 1

@@ -50,8 +50,8 @@ class LongWay(Incoming):
 
     __slots__ = ()
 
-    def plain(self, *_: Any) -> None:
-        return None
+    def take_plain(self, *_: Any) -> int:
+        return 0
 
 
 def new_engine() -> SessionEngine:
