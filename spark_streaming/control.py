@@ -1,6 +1,7 @@
 """The line between `submit` and the job it started: a Unix socket that says "stop", and whose end says "I am gone".
 
-Between them stand a shell and a JVM that pass on neither signals nor file descriptors. The kernel closes the socket
+Between them stand a shell and a JVM that pass on neither signals nor file descriptors, and that mix the job's stderr
+into its stdout: so the job says here, too, what ended it. The kernel closes the socket
 whatever ends `submit`, kill -9 included, so a job never outlives it.
 """
 
@@ -17,6 +18,9 @@ from pathlib import Path
 CONTROL_VARIABLE = "HEADWATER_SPARK_CONTROL"
 STOP_GRACE_S = 20.0  # a real-time query stops within 2 s; a batch may have to be finished
 _CONNECT_TIMEOUT_S = 5.0
+_LAST_WORDS_S = 2.0
+_ERROR_BYTES_MAX = 16_384
+_lines: list[socket.socket] = []  # at most one: the line of this process
 
 
 class ControlServer:
@@ -29,14 +33,21 @@ class ControlServer:
         self._listener.listen(1)
         self._job: socket.socket | None = None
         self._stopping = False
-        self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._said = b""
+        self._lock = threading.RLock()  # a second signal may come while the first is handled
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Ask the job to stop, now or as soon as it connects."""
         with self._lock:
             self._stopping = True
             self._tell()
+
+    def error(self) -> str:
+        """What the job said about its end, once it has ended; empty when it said nothing."""
+        self._thread.join(_LAST_WORDS_S if self._job is not None else 0.0)
+        return self._said.decode(errors="replace").strip()
 
     def close(self) -> None:
         """Close the line: for the job this is the end of `submit`."""
@@ -45,12 +56,14 @@ class ControlServer:
             if self._job is not None:
                 self._job.close()
 
-    def _accept(self) -> None:
+    def _serve(self) -> None:
         with suppress(OSError):
             job, _ = self._listener.accept()
             with self._lock:
                 self._job = job
                 self._tell()
+            while len(self._said) < _ERROR_BYTES_MAX and (part := job.recv(4096)):
+                self._said += part
 
     def _tell(self) -> None:
         if self._job is not None and self._stopping:
@@ -70,7 +83,17 @@ def watch_control(stop: Callable[[], None], environ: Mapping[str, str] | None = 
     except OSError:
         os._exit(1)  # submit ended while the JVM started
     line.settimeout(None)
+    _lines.append(line)
     threading.Thread(target=_watch, args=(line, stop, os.getppid()), daemon=True).start()
+
+
+def report_error(text: str) -> bool:
+    """In the job: hand an error to `submit`, which writes it to stderr; False when there is none."""
+    for line in _lines:
+        with suppress(OSError):
+            line.sendall(text.encode()[:_ERROR_BYTES_MAX])
+            return True
+    return False
 
 
 def _watch(line: socket.socket, stop: Callable[[], None], jvm_pid: int) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from schemas.errors import HeadwaterError
-from spark_streaming.control import watch_control
+from spark_streaming.control import report_error, watch_control
 from spark_streaming.errors import SparkJobError
 from spark_streaming.options import Trigger
 from spark_streaming.progress import Reporter
@@ -53,7 +53,8 @@ def run_main(main: Callable[[], int]) -> int:
     try:
         return main()
     except HeadwaterError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if not report_error(str(error)):
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USAGE
 
 

@@ -87,7 +87,12 @@ def run(job: str, arguments: Sequence[str]) -> int:
         environ = {**call.environ, CONTROL_VARIABLE: str(control.path), "SPARK_LOCAL_DIRS": folder}
         # a session of its own: Ctrl-C in a terminal reaches us only, and we stop the job in order
         child = subprocess.Popen(call.command, env=environ, start_new_session=True, stdin=subprocess.DEVNULL)
-        return _wait(child, control)
+        try:
+            return _wait(child, control)
+        finally:
+            if error := control.error():
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            control.close()
 
 
 def main(arguments: Sequence[str]) -> int:

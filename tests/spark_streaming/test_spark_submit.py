@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -224,4 +225,16 @@ def test_stop_goes_over_the_control_line(tmp_path: Path, monkeypatch: pytest.Mon
     watch_control(stopped.set, {"HEADWATER_SPARK_CONTROL": str(server.path)})
     assert stopped.wait(5)
     assert forced.wait(5)  # what does not end in time is ended
+    assert server.error() == ""
+    server.close()
+
+
+def test_the_last_words_of_a_job_reach_submit(tmp_path: Path) -> None:
+    server = ControlServer(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as job:
+        job.connect(str(server.path))
+        server.stop()
+        assert job.recv(16) == b"stop\n"
+        job.sendall("no Kafka é".encode())
+    assert server.error() == "no Kafka é"
     server.close()
