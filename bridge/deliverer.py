@@ -338,9 +338,12 @@ class Deliverer:
                 if expiry_s is not None and delivery.timestamp_ms + expiry_s * 1000 <= now_ms:
                     self._counts["expired_records"] += 1  # I15 [MQTT5-3.3.2-5]
                     continue
-                if len(shards) > 1:
-                    return index + 1, delivery, shards
-                for grant in shards[0]:
+                grants = shards[0]
+                if len(grants) > 1:
+                    delivery.frames = {}  # encoded packets to share
+                    if len(shards) > 1:
+                        return index + 1, delivery, shards
+                for grant in grants:
                     if grant.not_before and self._is_before(grant.not_before, position, record.offset):
                         continue
                     try:

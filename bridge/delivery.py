@@ -38,7 +38,7 @@ class Delivery:
 
     ``headers`` are the record's own; ``properties`` is what ``decode_headers`` makes of them, or None when the message
     has no MQTT 5 property besides its expiry. ``frames`` belongs to the edge: encoded packets to share among
-    subscribers; None until the edge puts a dict there.
+    subscribers; a dict when there are several, else None.
     """
 
     __slots__ = (

@@ -1,9 +1,12 @@
 """One application message as the bytes of a PUBLISH, encoded once and shared by all subscribers that may share it."""
 
+from struct import Struct
+
 from bridge.delivery import Delivery
 from edge.wire import encode_publish_properties, publish_head, publish_tail
 
 MQTT_5 = 5
+_HEAD = Struct(">BBBH").pack  # first byte, Remaining Length of two bytes, length of the Topic Name
 
 Frame = tuple[bytes, bytes]
 """The PUBLISH before and after its packet identifier; for QoS 0 the first part is the whole packet."""
@@ -14,26 +17,27 @@ def publish_frame(
 ) -> Frame:
     """The frame for subscribers of this version, QoS, RETAIN flag and Subscription Identifiers.
 
-    Frames are kept on the delivery, by `frame_key`, so that a fan-out encodes once. A message that expires is encoded
-    for each subscriber (what is left of its Message Expiry Interval goes with it [MQTT5-3.3.2-6]), and so is one that
+    Frames are kept on the delivery, by `frame_key`, when several subscribers share it. A message that expires is
+    encoded for each subscriber (what is left of its expiry goes with it [MQTT5-3.3.2-6]), and so is one that
     carries Subscription Identifiers.
     """
-    payload = delivery.payload
+    payload, topic_name_utf8 = delivery.payload, delivery.topic_name_utf8
     properties = b""
     is_5 = protocol_version == MQTT_5
     expires = is_5 and delivery.expiry_s is not None
     if is_5 and (expires or subscription_ids or delivery.properties is not None):
         properties = _properties(delivery, subscription_ids, wall_ms)
-    # DUP 0: the first delivery to this client [MQTT5-3.3.1-3]
-    head = publish_head(delivery.topic_name_utf8, len(payload), qos, retain, False, properties, protocol_version)
     tail = publish_tail(payload, properties, protocol_version) if is_5 else payload
+    # DUP 0: the first delivery to this client [MQTT5-3.3.1-3]
+    size = len(topic_name_utf8) + len(tail) + (4 if qos else 2)
+    if 0x80 <= size < 0x4000:  # nearly every PUBLISH there is: `publish_head` without the call
+        first_byte = 0x30 | qos << 1 | retain
+        head = _HEAD(first_byte, size & 0x7F | 0x80, size >> 7, len(topic_name_utf8)) + topic_name_utf8
+    else:
+        head = publish_head(topic_name_utf8, len(payload), qos, retain, False, properties, protocol_version)
     frame = (head, tail) if qos else (head + tail, b"")
-    if not expires and not subscription_ids:
-        key = frame_key(protocol_version, qos, retain)
-        if delivery.frames is None:
-            delivery.frames = {key: frame}
-        else:
-            delivery.frames[key] = frame
+    if delivery.frames is not None and not expires and not subscription_ids:
+        delivery.frames[frame_key(protocol_version, qos, retain)] = frame
     return frame
 
 
