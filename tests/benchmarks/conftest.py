@@ -1,0 +1,8 @@
+"""`benchmarks/` is no part of the wheel: it is found beside `tests/`, after everything that is installed."""
+
+import sys
+from pathlib import Path
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+if _ROOT not in sys.path:
+    sys.path.append(_ROOT)
