@@ -330,7 +330,9 @@ class Deliverer:
                     shards = match(name)
                     if not shards:
                         continue
-                    delivery = read_delivery(kafka_topic, partition, record, name)
+                    grants = shards[0]
+                    frames: dict[Any, Any] | None = {} if len(grants) > 1 else None  # encoded packets to share
+                    delivery = read_delivery(kafka_topic, partition, record, name, frames)
                 except HeadwaterError as error:
                     self._dead_letter(position, record, error)
                     continue
@@ -338,11 +340,8 @@ class Deliverer:
                 if expiry_s is not None and delivery.timestamp_ms + expiry_s * 1000 <= now_ms:
                     self._counts["expired_records"] += 1  # I15 [MQTT5-3.3.2-5]
                     continue
-                grants = shards[0]
-                if len(grants) > 1:
-                    delivery.frames = {}  # encoded packets to share
-                    if len(shards) > 1:
-                        return index + 1, delivery, shards
+                if len(shards) > 1:
+                    return index + 1, delivery, shards
                 for grant in grants:
                     if grant.not_before and self._is_before(grant.not_before, position, record.offset):
                         continue

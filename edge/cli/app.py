@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import doctor, edge, kafka, nodes, passwd, topics, up
+from edge.cli import demo, doctor, edge, kafka, nodes, passwd, topics, up
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("up")(up.run)
+app.command("demo")(demo.run)
 app.command("edge")(edge.run)
 app.command("kafka")(kafka.run)
 app.command("nodes")(nodes.run)

@@ -3,7 +3,7 @@
 | effect | completion on `SessionEngine` |
 |---|---|
 | `Authenticate` | `accept` or `refuse` |
-| `AppendRecord` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
+| `AppendRecord`, `AppendRetained` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
 | `OpenSubscriptions` | `subscribed` |
 | `CloseSubscriptions` | `unsubscribed` |
 | `PublishWill`, `PauseReading`, `ResumeReading`, `CloseConnection` | none |
@@ -13,6 +13,7 @@ The shape follows mitmproxy's `proxy/commands.py`; a packet to send is not an ef
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bridge.partitioning import Destination
 from edge.wire import Connect, Subscribe, Unsubscribe, Will
@@ -31,22 +32,22 @@ class PublishTarget:
     headers: tuple[list[tuple[str, bytes]], list[tuple[str, bytes]], list[tuple[str, bytes]]]
 
 
-@dataclass(slots=True)
-class PendingAnswer:
-    """A place in the queue of answers: `answer` leaves once it is known and every earlier one has left
-    [MQTT311-4.6.0-2]. The packet identifier of a QoS 0 message is 0: it has no answer."""
+class AppendRecord(NamedTuple):
+    """Append one application message to Kafka. The packet identifier of a QoS 0 message is 0: it has no answer.
+
+    A tuple: one is made per message, and a tuple costs a third of an object.
+    """
 
     packet_id: int
-    answer: bytes | None
-
-
-@dataclass(slots=True)
-class AppendRecord(PendingAnswer):
-    """Append one application message to Kafka; the answer is known when Kafka has acknowledged or refused it."""
-
     target: PublishTarget
     value: bytes
     headers: RecordHeaders
+
+
+class AppendRetained(AppendRecord):
+    """The same for a message with RETAIN 1: answered when it is retained, too [MQTT5-3.3.1-5] [MQTT311-3.3.1-5]."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ class SessionEngine:
         """Kafka holds the record on all in-sync replicas: PUBACK in its turn [MQTT5-4.3.2-4] [MQTT311-4.3.2-2]."""
         incoming = self.incoming
         assert incoming is not None
-        incoming.acknowledge(record)
+        incoming.acknowledge(record.packet_id)
         if self._paused and self._paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
             self._resume(_UNACKNOWLEDGED)
 
@@ -215,7 +215,7 @@ class SessionEngine:
         if self.state is ConnectionState.CLOSED:
             return
         if self.protocol_version == MQTT_5:
-            incoming.answer(record, self._negative_puback(record.packet_id, reason_code, reason))
+            incoming.answer(record.packet_id, self._negative_puback(record.packet_id, reason_code, reason))
         else:
             self.disconnect(reason_code, reason)
 

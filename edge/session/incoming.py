@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Callable
 from struct import Struct
 
-from edge.session.effects import AppendRecord, Effect, PendingAnswer, PublishTarget, RecordHeaders
+from edge.session.effects import AppendRecord, Effect, PublishTarget, RecordHeaders
 from edge.session.errors import TopicAliasInvalid
 from edge.wire import ProtocolError, Publish, ReasonCode
 
 Resolve = Callable[[bytes], "PublishTarget | ReasonCode"]
 """Topic name (UTF-8) -> where it goes, or the definite refusal; raises `ProtocolViolation` for an invalid name."""
 
+_new = tuple.__new__  # a named tuple's own constructor costs three times as much
 _PUBACK = Struct(">HH").pack  # `edge.wire.puback` without the call: one per message
 TARGETS_MAX = 256  # topic names whose target one session keeps; a device rarely publishes to more than a handful
 
@@ -18,13 +19,24 @@ TARGETS_MAX = 256  # topic names whose target one session keeps; a device rarely
 class Incoming:
     """Turns PUBLISH packets into `AppendRecord` effects and lets their answers out in order; made at first need."""
 
-    __slots__ = ("_alias_maximum", "_aliases", "_answers", "_out", "_resolve", "_targets", "received", "refused")
+    __slots__ = (
+        "_alias_maximum",
+        "_aliases",
+        "_answers",
+        "_known",
+        "_out",
+        "_resolve",
+        "_targets",
+        "received",
+        "refused",
+    )
 
     def __init__(self, out: list[bytes], resolve: Resolve, alias_maximum: int) -> None:
         self._out = out
         self._resolve = resolve
         self._targets: dict[bytes, PublishTarget | ReasonCode] = {}
-        self._answers: deque[PendingAnswer] = deque()
+        self._answers: deque[int] = deque()  # packet identifiers, in the order of their PUBLISH packets
+        self._known: dict[int, deque[bytes]] = {}  # answers that wait for an earlier one
         self._aliases: dict[int, bytes] | None = None
         self._alias_maximum = alias_maximum
         self.received = 0
@@ -74,10 +86,9 @@ class Incoming:
                 at += 1
             if at > stop:
                 break
-            record = AppendRecord(packet_id, None, target, data[at:stop], target.headers[first_byte >> 1 & 1])
-            effects.append(record)
+            effects.append(_new(AppendRecord, (packet_id, target, data[at:stop], target.headers[first_byte >> 1 & 1])))
             if packet_id:
-                answers.append(record)
+                answers.append(packet_id)
                 room -= 1
             count += 1
             position = stop
@@ -102,43 +113,41 @@ class Incoming:
 
     def append(self, packet: Publish, target: PublishTarget, headers: RecordHeaders) -> AppendRecord:
         """The effect for one accepted PUBLISH; with QoS 1 it takes its place among the answers."""
-        record = AppendRecord(packet.packet_id, None, target, packet.payload, headers)
         if packet.packet_id:
-            self._answers.append(record)
-        return record
+            self._answers.append(packet.packet_id)
+        return AppendRecord(packet.packet_id, target, packet.payload, headers)
 
-    def acknowledge(self, record: PendingAnswer) -> None:
+    def acknowledge(self, packet_id: int) -> None:
         """PUBACK, success, in its turn."""
         answers = self._answers
-        if answers[0] is record:  # the common case: they become known in order
+        if answers[0] == packet_id:  # the common case: they become known in order
             answers.popleft()
-            self._out.append(_PUBACK(0x4002, record.packet_id))
-            if answers and answers[0].answer is not None:
+            self._out.append(_PUBACK(0x4002, packet_id))
+            if self._known:
                 self._let_out()
         else:
-            record.answer = _PUBACK(0x4002, record.packet_id)
+            self.answer(packet_id, _PUBACK(0x4002, packet_id))
 
-    def answer(self, record: PendingAnswer, answer: bytes) -> None:
-        """The answer to `record` is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""
-        record.answer = answer
+    def answer(self, packet_id: int, answer: bytes) -> None:
+        """An answer is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""
+        self._known.setdefault(packet_id, deque()).append(answer)
         self._let_out()
 
     def refuse(self, packet: Publish, answer: bytes | None) -> None:
         """A definite refusal: nothing is appended; with QoS 1 the answer still waits for its turn."""
         self.refused += 1
         if answer is not None:
-            record = PendingAnswer(packet.packet_id, None)
-            self._answers.append(record)
-            self.answer(record, answer)
+            self._answers.append(packet.packet_id)
+            self.answer(packet.packet_id, answer)
 
     def _let_out(self) -> None:
-        answers = self._answers
-        while answers:
-            answer = answers[0].answer
-            if answer is None:
-                return
-            answers.popleft()
-            self._out.append(answer)
+        answers, known = self._answers, self._known
+        while answers and answers[0] in known:
+            packet_id = answers.popleft()
+            waiting = known[packet_id]  # several only for a client that uses an identifier twice at a time
+            self._out.append(waiting.popleft())
+            if not waiting:
+                del known[packet_id]
 
     def forget_targets(self) -> None:
         """Routes or rights changed: resolve again."""
