@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import resource
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BenchmarkError, HeadwaterError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("benchmarks: interrupted, nothing stored", file=sys.stderr)
+        return 130
     print(markdown(document))
     if options.publish:
         publish(document, DOCUMENT)
@@ -70,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _measure(options: argparse.Namespace) -> Document:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stops brokers, clears folders
     rounds = options.runs or (_QUICK_ROUNDS if options.quick else 5)
     timing = Timing(options.seconds or (_QUICK_S if options.quick else 3.0), warm_up_s=0.5 if options.quick else 1.0)
     names, remarks = available(tuple(options.brokers))
