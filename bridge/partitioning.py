@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridge.murmur2 import murmur2, partition_for_key
 from schemas.errors import TopicError
@@ -24,6 +24,10 @@ class Destination:
     kafka_topic: str
     partition: int
     key: bytes
+    position: tuple[str, int] = field(init=False, repr=False, compare=False)  # both of the first: looked up per message
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "position", (self.kafka_topic, self.partition))
 
 
 class RouteTable:

@@ -152,7 +152,7 @@ class Publisher:
         if sink is None and self._buffered_bytes + size > self._buffer_bytes_max:
             self._counts["dropped_records"] += 1
             return
-        position = (destination.kafka_topic, destination.partition)
+        position = destination.position
         lane = self._lanes.get(position)
         if lane is None:
             lane = self._lanes[position] = _Lane(position)
