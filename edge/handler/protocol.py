@@ -27,10 +27,12 @@ from edge.access.principal import Principal
 from edge.handler import subscribing
 from edge.handler.amqtt_session import EdgeSession
 from edge.handler.connecting import connect_client
+from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
 from edge.handler.targets import resolve_target
 from edge.session.effects import (
     AppendRecord,
+    AppendRetained,
     Authenticate,
     CloseConnection,
     CloseSubscriptions,
@@ -78,6 +80,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._expiry: asyncio.TimerHandle | None = None
         self._is_dirty = False
         self._closing = False
+        self.retaining: Retaining | None = None  # what new subscriptions are still due
         self.engine = SessionEngine(
             services.limits,
             services.capabilities,
@@ -114,6 +117,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._perform()
         if engine.out:
             self.flush()
+        if self.retaining is not None:
+            self.retaining.wake()
 
     def eof_received(self) -> bool:
         """The client closed its side; what is left to do follows in `connection_lost`."""
@@ -133,12 +138,16 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """The transport takes bytes again."""
         self.engine.writing_resumed(self._loop.time())
         self.flush()
+        if self.retaining is not None:
+            self.retaining.wake()
 
     # Subscriber (bridge.deliverer) and AppendSink (bridge.publisher) -------------------------------------------------
 
     def deliver(self, delivery: Delivery, grant: Grant) -> None:
         """A record matched; the bytes leave with the batch (`EdgeServices.flush`)."""
         engine = self.engine
+        if self.retaining is not None:
+            self.retaining.before_live(delivery)
         engine.deliver(delivery, grant, self._loop.time() if delivery.expiry_s is not None else 0.0)
         if engine.effects:
             self._perform()
@@ -269,6 +278,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             return
         self.engine.subscribed(subscribe.packet_id, codes, self._loop.time())
         self._pump()
+        if self.retaining is not None:
+            self.retaining.open()
 
     async def handle_unsubscribe(self, unsubscribe: Any) -> None:
         """Extension point: UNSUBSCRIBE; answers UNSUBACK."""
@@ -323,7 +334,9 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._arm()
 
     def _perform_other(self, effect: Effect) -> None:
-        if isinstance(effect, Authenticate):
+        if isinstance(effect, AppendRetained):
+            append_retained(self, effect)
+        elif isinstance(effect, Authenticate):
             self._spawn(self.handle_connect, effect.connect)
         elif isinstance(effect, OpenSubscriptions):
             self._spawn(self.handle_subscribe, effect.packet)
@@ -371,11 +384,17 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         headers = record_headers(packet, target, self.services.limits)
         if not isinstance(headers, ReasonCode):
             self.services.counters.wills_published += 1
-            self.services.publisher.append(target.destination, will.payload, headers, _WillSink(self.client_id), None)
+            sink = _WillSink(self.client_id)
+            if will.retain and self.services.retained is not None:  # [MQTT5-3.1.2-15] [MQTT311-3.1.2-17]
+                self.services.retained.publish(target.destination, will.payload, headers, sink, None)
+            else:
+                self.services.publisher.append(target.destination, will.payload, headers, sink, None)
 
     # Timers and the end ----------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
+        if self._closing:  # the timer is the one that cuts off
+            return
         due = self.engine.get_timer()
         timer = self._timer
         if timer is not None and (due is None or due < timer.when()):
@@ -395,9 +414,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if transport is None or self._closing:
             return
         self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
         transport.close()
         # transport.close() waits for the peer to take what was written; a peer that does not is cut off
-        self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def _release(self) -> None:
         services = self.services

@@ -12,6 +12,7 @@ from amqtt.plugins.manager import PluginManager
 from bridge.deliverer import Deliverer
 from bridge.partitioning import RouteTable
 from bridge.publisher import Publisher
+from bridge.retained import RetainedMessages
 from bridge.subscriptions import SubscriptionTable
 from edge.access.acl import Authorizer
 from edge.access.authentication import Authenticator
@@ -21,6 +22,7 @@ from edge.session.connect import Capabilities
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
+    from edge.handler.retaining import RetainedPacer
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class Counters:
 class EdgeServices:
     """One edge's shared parts. `ready` says whether new CONNECTs are served; `event` (kind, client id,
     details) appends to `headwater.events`; `wall_clock_offset_ms` turns the loop's clock into milliseconds since the
-    epoch."""
+    epoch; `retained` and `pacer` are None where retained messages are not available."""
 
     node_id: str
     loop: asyncio.AbstractEventLoop
@@ -71,6 +73,8 @@ class EdgeServices:
     counters: Counters = field(default_factory=Counters)
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
+    retained: RetainedMessages | None = None
+    pacer: RetainedPacer | None = None
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: list[EdgeProtocolHandler] = field(default_factory=list)
     waiting_for_room: set[EdgeProtocolHandler] = field(default_factory=set)
@@ -82,6 +86,8 @@ class EdgeServices:
             self.dirty = []
             for handler in dirty:
                 handler.flush()
+        if self.pacer is not None and self.pacer.is_waiting:
+            self.pacer.live_came()
         if self.waiting_for_room and not self.publisher.is_full:
             waiting, self.waiting_for_room = self.waiting_for_room, set()
             for handler in waiting:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from bridge.log import Position
 from bridge.subscriptions import Subscription
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
@@ -19,13 +21,17 @@ POSITIONS_TIMEOUT_S = 10.0  # Kafka has not told the end offsets by then: the cl
 async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
     """Grant or refuse each filter, in order [MQTT5-3.9.3-1] [MQTT311-3.9.3-1]; done when the positions are known.
 
-    1. `_refusal`: the filter's form, the client's right to every name it can match, the number of subscriptions
-    2. `SubscriptionTable.add`: matches from the next record on
-    3. `Deliverer.add_filter`: the node's position on the filter's partitions becomes known
+    1. `RetainedPacer.caught_up`: what was acknowledged until now is known, retained and where the partitions end
+    2. `_refusal`: the filter's form, the client's right to every name it can match, the number of subscriptions
+    3. `SubscriptionTable.add`: matches from the next record on
+    4. `RetainedPacer.begin`: the subscription is due what is retained; it flows after SUBACK
+    5. `Deliverer.add_filter`: the node's position on the filter's partitions becomes known
     """
     codes: list[ReasonCode] = []
     waiters: list[asyncio.Future[None]] = []
     fresh: list[str] = []
+    pacer = handler.services.pacer
+    ends = await pacer.caught_up(handler, packet) if pacer is not None else {}
     identifiers = packet.properties.subscription_identifiers if packet.properties is not None else ()
     filters_max = handler.services.limits.filters_per_subscribe_max
     for number, request in enumerate(packet.subscriptions):
@@ -33,7 +39,7 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
         if refusal is not None:
             codes.append(refusal)
             continue
-        waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh)
+        waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, ends)
         if waiter is not None:
             waiters.append(waiter)
         codes.append(ReasonCode(min(request.qos, handler.services.capabilities.qos_max)))
@@ -88,26 +94,42 @@ def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> Reas
 
 
 def _add(
-    handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, fresh: list[str]
+    handler: EdgeProtocolHandler,
+    request: SubscriptionRequest,
+    identifier: int | None,
+    fresh: list[str],
+    ends: Mapping[Position, int],
 ) -> asyncio.Future[None] | None:
     services = handler.services
     topic_filter = request.topic_filter
     replaces = topic_filter in services.table.filters_of(handler)
-    services.table.add(
-        Subscription(
-            subscriber=handler,
-            topic_filter=topic_filter,
-            qos=min(request.qos, services.capabilities.qos_max),
-            no_local=request.no_local,
-            retain_as_published=request.retain_as_published,
-            subscription_id=identifier,
-            not_before=None if replaces else services.deliverer.start_positions(topic_filter),
-        )
+    starts = services.deliverer.start_positions(topic_filter)
+    starts = {position: max(start, ends.get(position, 0)) for position, start in starts.items()}
+    subscription = Subscription(
+        subscriber=handler,
+        topic_filter=topic_filter,
+        qos=min(request.qos, services.capabilities.qos_max),
+        no_local=request.no_local,
+        retain_as_published=request.retain_as_published,
+        subscription_id=identifier,
+        not_before=None if replaces else starts,
     )
+    services.table.add(subscription)
+    if services.pacer is not None:
+        services.pacer.begin(handler, request, subscription, starts, replaces=replaces)
     if replaces:  # the flow of publications is not interrupted [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
         return None
     fresh.append(topic_filter)
-    return services.deliverer.add_filter(topic_filter)
+    waiter = services.deliverer.add_filter(topic_filter)
+    if waiter is not None and handler.retaining is not None:
+        waiter.add_done_callback(lambda _: _live_from_here(handler, topic_filter))
+    return waiter
+
+
+def _live_from_here(handler: EdgeProtocolHandler, topic_filter: str) -> None:
+    """The filter's partitions were new to this edge: their live flow begins where it reads now."""
+    if handler.retaining is not None:
+        handler.retaining.raise_live_from(topic_filter, handler.services.deliverer.positions())
 
 
 async def _positions_known(

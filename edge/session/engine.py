@@ -12,6 +12,7 @@ from edge.access.limits import ClientRate, Limits
 from edge.session.connect import MQTT_5, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
     AppendRecord,
+    AppendRetained,
     Authenticate,
     CloseConnection,
     CloseSubscriptions,
@@ -384,7 +385,9 @@ class SessionEngine:
             if isinstance(headers, ReasonCode):
                 self._refuse_publish(incoming, packet, headers)
             else:
-                self.effects.append(incoming.append(packet, target, headers))
+                record = incoming.append(packet, target, headers)
+                retains = packet.retain and self._capabilities.retain_available
+                self.effects.append(AppendRetained(*record) if retains else record)
         else:
             self.effects.append(incoming.append(packet, target, target.headers[qos]))
 

@@ -115,6 +115,11 @@ class Outgoing:
                 self._send(delivery, qos, retain, subscription_ids, wall_ms)
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more message would be sent at once."""
+        return self.writable and not self._queue and len(self.inflight) < self._window
+
+    @property
     def queue_length(self) -> int:
         """Messages that wait for the window or the socket."""
         return len(self._queue) if self._queue else 0
