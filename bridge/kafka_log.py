@@ -36,7 +36,6 @@ class KafkaLog:
         self._request_timeout_ms = request_timeout_ms
         self._connection: KafkaConnection | None = None
         self._producer: KafkaProducer | None = None
-        self._open: set[asyncio.Future[int]] = set()
         self._consumers: list[KafkaLogConsumer] = []
         self._counts = dict.fromkeys(("batches", "producers"), 0)
 
@@ -58,8 +57,7 @@ class KafkaLog:
             await consumer.stop()
         if self._producer is not None:
             producer, self._producer = self._producer, None
-            producer.abandon()
-        self._fail_open(LogUnavailable("the log was stopped"))
+            producer.abandon(LogUnavailable("the log was stopped"))
         if self._connection is not None:
             await self._connection.stop()
 
@@ -69,10 +67,7 @@ class KafkaLog:
             future.set_exception(LogUnavailable("the log is not started"))
             return future
         self._counts["batches"] += 1
-        future = self._producer.submit((kafka_topic, partition), records)
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
-        return future
+        return self._producer.submit((kafka_topic, partition), records)
 
     async def renew_producer(self) -> None:
         """The old producer goes on trying until the new one has its id: what it still gets done needs no repetition."""
@@ -80,8 +75,7 @@ class KafkaLog:
         producer = await self._new_producer(self._connection)
         old, self._producer = self._producer, producer
         if old is not None:
-            old.abandon()
-        self._fail_open(ProducerPoisoned("the producer was renewed"))
+            old.abandon(ProducerPoisoned("the producer was renewed"))
 
     async def end_offsets(self, partitions: Set[Position]) -> dict[Position, int]:
         if self._connection is None:
@@ -95,7 +89,7 @@ class KafkaLog:
         return consumer
 
     def statistics(self) -> dict[str, Any]:
-        return {**self._counts, "batches_open": len(self._open)}
+        return {**self._counts, "batches_open": self._producer.open_batches if self._producer is not None else 0}
 
     def _connection_options(self) -> dict[str, Any]:
         return {"retry_backoff_ms": RETRY_BACKOFF_MS, **self._options}
@@ -106,11 +100,6 @@ class KafkaLog:
         try:
             await producer.start()
         except BaseException:
-            producer.abandon()
+            producer.abandon(LogUnavailable("the producer did not start"))
             raise
         return producer
-
-    def _fail_open(self, error: LogError) -> None:
-        for future in list(self._open):
-            if not future.done():
-                future.set_exception(error)

@@ -113,9 +113,19 @@ class KafkaProducer:
         self._schedule()
         return future
 
-    def abandon(self) -> None:
-        """Send nothing more; what is open is for the caller to fail."""
+    @property
+    def open_batches(self) -> int:
+        """Batches without an outcome."""
+        return sum(map(len, self._waiting.values()))
+
+    def abandon(self, error: LogError) -> None:
+        """Send nothing more; what is open fails with `error`."""
         self._abandoned = True
+        for waiting in self._waiting.values():
+            for batch in waiting:
+                if not batch.future.done():
+                    batch.future.set_exception(error)
+        self._waiting.clear()
         for task in (*self._senders.values(), *((self._leaders,) if self._leaders is not None else ())):
             task.cancel()
         self._connection.close_lanes({self._lane})
