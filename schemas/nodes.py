@@ -21,8 +21,8 @@ class NodeHeartbeat:
     """What a node says of itself. ``consumed`` lists (Kafka topic, partition, position) of its consumer.
 
     ``incarnation`` differs at each start of the process, so a restarted node is told from one that paused.
-    Times are milliseconds since the epoch on the node's own clock; staleness is judged by when it was received (by Kafka's append time
-    while the view is loaded).
+    Times are milliseconds since the epoch on the node's own clock; staleness is judged by when a heartbeat was received
+    (by Kafka's append time while the view is loaded).
     """
 
     node_id: str
