@@ -110,26 +110,24 @@ def test_unreadable_records_say_why(spark: SparkSession) -> None:
     assert read(spark, ReadingRules(), *rows) == []
 
 
-TIMES = (
-    [
-        ('"ts": "2026-06-01T11:59:00Z"', INGEST - timedelta(seconds=60)),
-        ('"time": "2026-06-01T13:59:00.5+02:00"', INGEST - timedelta(seconds=59.5)),
-        ('"timestamp": "2026-06-01 11:59:00"', INGEST - timedelta(seconds=60)),
-        ('"ts": 1780315140', INGEST - timedelta(seconds=60)),
-        ('"ts": 1780315140.25', INGEST - timedelta(seconds=59.75)),
-        ('"ts": 1780315140250', INGEST - timedelta(seconds=59.75)),
-        ('"ts": 1780315140250000', INGEST - timedelta(seconds=59.75)),
-        ('"ts": "1780315140"', INGEST - timedelta(seconds=60)),
-        ('"ts": "nonsense", "time": 1780315140', INGEST - timedelta(seconds=60)),
-        ('"ts": "12:30"', INGEST),
-        ('"ts": 35.2', INGEST),
-        ('"ts": true', INGEST),
-        ('"ts": "2026-06-01T12:00:10Z"', INGEST + timedelta(seconds=10)),
-        ('"ts": "2026-06-01T12:00:11Z"', INGEST),
-        ('"ts": "2099-01-01T00:00:00Z"', INGEST),
-        ('"ts": "2013-01-01T00:00:00Z"', datetime(2013, 1, 1, tzinfo=UTC)),
-    ],
-)
+TIMES = [
+    ('"ts": "2026-06-01T11:59:00Z"', INGEST - timedelta(seconds=60)),
+    ('"time": "2026-06-01T13:59:00.5+02:00"', INGEST - timedelta(seconds=59.5)),
+    ('"timestamp": "2026-06-01 11:59:00"', INGEST - timedelta(seconds=60)),
+    ('"ts": 1780315140', INGEST - timedelta(seconds=60)),
+    ('"ts": 1780315140.25', INGEST - timedelta(seconds=59.75)),
+    ('"ts": 1780315140250', INGEST - timedelta(seconds=59.75)),
+    ('"ts": 1780315140250000', INGEST - timedelta(seconds=59.75)),
+    ('"ts": "1780315140"', INGEST - timedelta(seconds=60)),
+    ('"ts": "nonsense", "time": 1780315140', INGEST - timedelta(seconds=60)),
+    ('"ts": "12:30"', INGEST),
+    ('"ts": 35.2', INGEST),
+    ('"ts": true', INGEST),
+    ('"ts": "2026-06-01T12:00:10Z"', INGEST + timedelta(seconds=10)),
+    ('"ts": "2026-06-01T12:00:11Z"', INGEST),
+    ('"ts": "2099-01-01T00:00:00Z"', INGEST),
+    ('"ts": "2013-01-01T00:00:00Z"', datetime(2013, 1, 1, tzinfo=UTC)),
+]
 
 
 def test_event_time(spark: SparkSession) -> None:
