@@ -85,7 +85,7 @@ class RetainedMessages:
         partitions: int | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self.view = view or RetainedView()
+        self.view = view if view is not None else RetainedView()
         self._log = source
         self._publisher = publisher
         self._node_id = node_id.encode()
@@ -220,9 +220,12 @@ class RetainedMessages:
 
     # Being sure
 
-    async def caught_up(self, also: Set[Position]) -> dict[Position, int]:
+    async def caught_up(self, also: Set[Position]) -> tuple[int, dict[Position, int]]:
         """Until the view has every retained message that was acknowledged, on any edge, before this call, and those
-        of this edge's QoS 0 publishes that began before it. Returns the ends of the partitions ``also`` as of now.
+        of this edge's QoS 0 publishes that began before it.
+
+        Returns the view's change number and the ends of the partitions ``also``, both as of one moment of the call: a
+        message that was in the view by then is before those ends.
 
         Many callers share one question to Kafka.
 
@@ -234,13 +237,14 @@ class RetainedMessages:
             done: asyncio.Future[None] = loop.create_future()
             self._publish_waiters.append((self._last_number, done))
             await done
+        changes = self.view.changes
         ends = await self._ends(also)
         missing = {position: ends[position] for position, at in self._positions.items() if at < ends[position]}
         if missing:
             read: asyncio.Future[None] = loop.create_future()
             self._position_waiters.append((missing, read))
             await read
-        return {position: ends[position] for position in also}
+        return changes, {position: ends[position] for position in also}
 
     async def _ends(self, also: Set[Position]) -> dict[Position, int]:
         self._asked |= also
@@ -302,7 +306,7 @@ class RetainedMessages:
         try:
             fetched = await self._consumer.fetch(timeout_s)
         except LogTruncated as error:  # made anew, or deleted: go on where it starts
-            logger.error("%s", error)
+            logger.warning("%s", error)
             self._positions[error.partition] = error.start
             self._consumer.assign(self._positions)
             return True

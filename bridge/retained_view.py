@@ -37,6 +37,7 @@ class RetainedView:
         self._expiries: list[tuple[int, bytes]] = []  # a heap; an entry may be out of date
         self._bytes = 0
         self._counts: dict[Outcome, int] = {"stored": 0, "cleared": 0, "same": 0, "older": 0, "refused": 0}
+        self.changes = 0  # grows with each message that is stored; `RetainedMessage.change` is its value then
         self.misplaced: set[bytes] = set()  # Topic Names whose last record in the log is not the one that counts
 
     def __len__(self) -> int:
@@ -138,6 +139,8 @@ class RetainedView:
             if held is not None:
                 self._names.remove(name)
             return
+        self.changes += 1
+        message.change = self.changes
         self._messages[name] = message
         self._bytes += _size(message)
         if held is None:

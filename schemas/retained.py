@@ -39,6 +39,7 @@ HEADER_APPENDED_MS = "headwater.appended_ms"
 
 _SOURCE = re.compile(rb"([A-Za-z0-9._-]{1,249})/(\d{1,10})/(-?\d{1,19})")
 _IMPLIED = frozenset((HEADER_TOPIC, HEADER_RETAIN, HEADER_SOURCE, HEADER_APPENDED_MS))  # known without keeping them
+MADE_ANEW_MS = 3_600_000  # edges' clocks differ by less
 NO_PARTITION = -1  # the source of a record that names none
 
 
@@ -46,10 +47,21 @@ class RetainedMessage:
     """A retained message with its source position; ``value`` None says that the Topic Name was cleared there.
 
     ``offset``, ``timestamp``, ``key``, ``value`` and ``headers`` are those of the message record itself, so it can be
-    read like one. ``headers`` lack what is known anyway: Topic Name, RETAIN, source.
+    read like one. ``headers`` lack what is known anyway: Topic Name, RETAIN, source. ``change`` belongs to the view
+    that holds it.
     """
 
-    __slots__ = ("expiry_ms", "headers", "kafka_topic", "offset", "partition", "timestamp", "topic_name_utf8", "value")
+    __slots__ = (
+        "change",
+        "expiry_ms",
+        "headers",
+        "kafka_topic",
+        "offset",
+        "partition",
+        "timestamp",
+        "topic_name_utf8",
+        "value",
+    )
 
     def __init__(
         self,
@@ -69,6 +81,7 @@ class RetainedMessage:
         self.offset = offset
         self.timestamp = timestamp
         self.expiry_ms = _expiry_ms(headers, timestamp)
+        self.change = 0
 
     @property
     def key(self) -> bytes:
@@ -78,11 +91,16 @@ class RetainedMessage:
         """Whether this one counts, whichever landed first.
 
         In one partition the higher offset counts; a Topic Name keeps its partition until its Kafka topic is resized
-        (or a publisher changes between QoS 2 and the others): then the later append time does. At one and the same
-        position the tombstone counts: that is how an expired message is cleared.
+        (or a publisher changes between QoS 2 and the others): then the later append time does. It also does when the
+        higher offset is older by an hour: the Kafka topic was made anew. At one and the same position the tombstone
+        counts: that is how an expired message is cleared.
         """
         if self.partition == other.partition and self.kafka_topic == other.kafka_topic and self.partition >= 0:
             mine, theirs = self.offset, other.offset
+            if (mine - theirs) * (self.timestamp - other.timestamp) < 0:
+                elapsed_ms = self.timestamp - other.timestamp
+                if abs(elapsed_ms) > MADE_ANEW_MS:
+                    return elapsed_ms > 0
         else:
             mine, theirs = self.timestamp, other.timestamp
             if mine == theirs:

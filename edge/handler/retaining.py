@@ -46,6 +46,11 @@ TURN_SLICES_MAX = 8  # per turn of the loop, over all clients: 2 ms, then everyb
 LIVE_NAMES_MAX = 65_536  # written while they were waited for, per subscription: 8 MiB; beyond it order is not watched
 CAUGHT_UP_TIMEOUT_S = 2.0  # Kafka does not answer: the subscription goes on with what this edge knows
 
+CaughtUp = tuple[int, Mapping[Position, int]]
+"""A moment: the view's change number, and where partitions ended."""
+
+NOT_AVAILABLE: CaughtUp = (0, {})
+
 
 @dataclass(slots=True, eq=False)
 class _Request:
@@ -54,6 +59,7 @@ class _Request:
     topic_filter: str
     pattern: NamePattern
     grant: Grant
+    changes: int  # `RetainedView.changes` before it began
     live_from: dict[Position, int]  # from here on the client gets everything live
     behind: dict[Position, int] | None  # a replaced subscription: the live flow has to come this far first
     key: bytes  # the search goes on here: every name before it is done
@@ -62,7 +68,10 @@ class _Request:
     live_names: set[bytes] = field(default_factory=set)  # at or after `key`, and live already: done
 
     def is_live(self, message: RetainedMessage) -> bool:
-        """Whether the client gets the message live, now or soon."""
+        """Whether the client gets the message live, now or soon. What was there before certainly does not, whatever
+        its offset says: the Kafka topic may have been made anew since."""
+        if message.change <= self.changes:
+            return False
         start = self.live_from.get((message.kafka_topic, message.partition))
         return start is not None and message.offset >= start
 
@@ -196,28 +205,31 @@ class RetainedPacer:
         self.wall_ms = services.wall_ms
         self.sent = 0
 
-    async def caught_up(self, handler: EdgeProtocolHandler, packet: Subscribe) -> Mapping[Position, int]:
-        """Before a SUBSCRIBE is worked off: the view has what was acknowledged until now. Returns where the message
-        partitions of its filters end; nothing when no filter wants retained messages or Kafka does not answer."""
+    async def caught_up(self, handler: EdgeProtocolHandler, packet: Subscribe) -> CaughtUp:
+        """Before a SUBSCRIBE is worked off: the view has what was acknowledged until now. Returns where the view and
+        the message partitions of its filters were then; no partitions when no filter wants retained messages or Kafka
+        does not answer."""
         deliverer = handler.services.deliverer
         wanted: set[Position] = set()
         for request in packet.subscriptions[: handler.services.limits.filters_per_subscribe_max]:
             if request.retain_handling != 2 and _is_ordinary(request.topic_filter):
                 wanted.update(deliverer.start_positions(request.topic_filter))
+        changes = self.view.changes
         if not wanted:
-            return {}
+            return changes, {}
         try:
             async with asyncio.timeout(CAUGHT_UP_TIMEOUT_S):
                 return await self._retained.caught_up(wanted)
         except (LogError, TimeoutError):
             log.warning("client %s: Kafka does not answer; retained messages as far as known", handler.client_id)
-            return {}
+            return changes, {}
 
     def begin(
         self,
         handler: EdgeProtocolHandler,
         request: SubscriptionRequest,
         subscription: Subscription,
+        changes: int,
         starts: Mapping[Position, int],
         *,
         replaces: bool,
@@ -238,6 +250,7 @@ class RetainedPacer:
                 request.topic_filter,
                 pattern,
                 grant,
+                changes,
                 dict(starts),
                 dict(starts) if replaces else None,
                 pattern.start,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bridge.log import Position
 from bridge.subscriptions import Subscription
+from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
 from schemas.topics import check_topic_filter
@@ -31,7 +30,7 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
     waiters: list[asyncio.Future[None]] = []
     fresh: list[str] = []
     pacer = handler.services.pacer
-    ends = await pacer.caught_up(handler, packet) if pacer is not None else {}
+    moment = await pacer.caught_up(handler, packet) if pacer is not None else NOT_AVAILABLE
     identifiers = packet.properties.subscription_identifiers if packet.properties is not None else ()
     filters_max = handler.services.limits.filters_per_subscribe_max
     for number, request in enumerate(packet.subscriptions):
@@ -39,7 +38,7 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
         if refusal is not None:
             codes.append(refusal)
             continue
-        waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, ends)
+        waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, moment)
         if waiter is not None:
             waiters.append(waiter)
         codes.append(ReasonCode(min(request.qos, handler.services.capabilities.qos_max)))
@@ -98,11 +97,12 @@ def _add(
     request: SubscriptionRequest,
     identifier: int | None,
     fresh: list[str],
-    ends: Mapping[Position, int],
+    moment: CaughtUp,
 ) -> asyncio.Future[None] | None:
     services = handler.services
     topic_filter = request.topic_filter
     replaces = topic_filter in services.table.filters_of(handler)
+    changes, ends = moment
     starts = services.deliverer.start_positions(topic_filter)
     starts = {position: max(start, ends.get(position, 0)) for position, start in starts.items()}
     subscription = Subscription(
@@ -116,7 +116,7 @@ def _add(
     )
     services.table.add(subscription)
     if services.pacer is not None:
-        services.pacer.begin(handler, request, subscription, starts, replaces=replaces)
+        services.pacer.begin(handler, request, subscription, changes, starts, replaces=replaces)
     if replaces:  # the flow of publications is not interrupted [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
         return None
     fresh.append(topic_filter)
