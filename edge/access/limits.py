@@ -44,6 +44,8 @@ class Limits:
     topic_alias_maximum: int = 16  # 16 names of 1 KiB per connection
     buffer_messages_max: int = 1_000  # waiting for one client; beyond it QoS 0 drops and QoS 1/2 re-reads the log
     buffer_bytes_max: int = 1024 * 1024  # the same in bytes: 1,000 slow clients cost 1 GiB and no more
+    retained_messages_max: int = 1_000_000  # topic names with one, on all edges together: 600 MB with small payloads
+    retained_bytes_max: int = 512 * 1024 * 1024  # their names, payloads and headers; each edge holds all of them
     keep_alive_factor: float = 1.5  # [MQTT5-3.1.2-22]: closed after one and a half times the keep alive
     server_keep_alive_s: int = 600  # for clients that say 0: a dead peer must not be held for ever
 

@@ -17,7 +17,10 @@ from bridge.log import Log
 from bridge.membership import Membership
 from bridge.partitioning import RouteTable
 from bridge.publisher import Publisher
+from bridge.retained import RetainedMessages
+from bridge.retained_view import RetainedView
 from bridge.subscriptions import SubscriptionTable
+from edge.handler.retaining import RetainedPacer
 from edge.handler.services import EdgeServices
 from edge.node.access import build_access
 from edge.node.config import EdgeConfig
@@ -57,7 +60,7 @@ class EdgeNode:
         self.services: EdgeServices = _NOT_STARTED
 
     async def start(self) -> None:
-        """1. the log, 2. publisher and deliverer, 3. access, 4. membership, 5. listeners and HTTP, 6. `$SYS`."""
+        """1. the log, 2. access, deliverer, the retained messages, 3. listeners and HTTP, 4. membership, 5. `$SYS`."""
         await self._log.start()
         try:
             await self._start_parts()
@@ -81,7 +84,11 @@ class EdgeNode:
             await self._membership.leave()
         if self.services is not _NOT_STARTED:
             await self.services.access.authenticator.stop()
+            if self.services.pacer is not None:
+                self.services.pacer.stop()
             await self.services.publisher.stop(FLUSH_TIMEOUT_S)
+            if self.services.retained is not None:
+                await self.services.retained.stop()
             await self.services.deliverer.stop()
         await self._log.stop()
 
@@ -135,6 +142,8 @@ class EdgeNode:
         self._started_ms = services.wall_ms()
         await services.access.authenticator.start()
         await services.deliverer.start()
+        if services.capabilities.retain_available:
+            await self._start_retained(services)
         self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
         self._servers = [await open_listener(services, listener, config.reuse_port) for listener in config.listeners]
         if config.http is not None:
@@ -155,7 +164,7 @@ class EdgeNode:
             node_id=config.node_id,
             loop=loop,
             limits=limits,
-            capabilities=Capabilities(),
+            capabilities=Capabilities(retain_available=True),
             access=build_access(config, limits),
             routes=routes,
             table=table,
@@ -168,6 +177,14 @@ class EdgeNode:
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
             ready=self.is_ready,
         )
+
+    async def _start_retained(self, services: EdgeServices) -> None:
+        """Nobody is served before the view of the retained messages is whole."""
+        limits = services.limits
+        view = RetainedView(limits.retained_messages_max, limits.retained_bytes_max)
+        retained = RetainedMessages(self._log, services.publisher, self.config.node_id, view=view)
+        await retained.start()
+        services.retained, services.pacer = retained, RetainedPacer(services, retained)
 
     async def _say_goodbye(self) -> None:
         services = self.services

@@ -36,7 +36,14 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "deliverer": {name: value for name, value in deliverer.items() if isinstance(value, int | float)},
         "gate": services.access.gate.statistics(),
         "table": services.table.statistics(),
+        "retained": _retained_statistics(services),
     }
+
+
+def _retained_statistics(services: EdgeServices) -> dict[str, int]:
+    if services.retained is None or services.pacer is None:
+        return {}
+    return services.retained.statistics() | services.pacer.statistics()
 
 
 _TOTALS = frozenset(

@@ -47,6 +47,8 @@ PROMISED = {
     "qos2_inbound_max": 100,
     "qos2_inbound_s": 300,
     "topic_alias_maximum": 16,
+    "retained_messages_max": 1_000_000,
+    "retained_bytes_max": 512 * 1024 * 1024,
     "buffer_messages_max": 1_000,
     "buffer_bytes_max": 1_048_576,
     "keep_alive_factor": 1.5,
