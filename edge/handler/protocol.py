@@ -137,7 +137,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     def resume_writing(self) -> None:
         """The transport takes bytes again."""
         self.engine.writing_resumed(self._loop.time())
-        self.flush()
+        self._pump()
         if self.retaining is not None:
             self.retaining.wake()
 

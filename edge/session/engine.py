@@ -60,7 +60,7 @@ _SHORT_PACKET_BYTES = 16_387  # what the short ways take at most: a Remaining Le
 _UNACKNOWLEDGED_MAX_3 = 1_000  # 3.1.1 cannot be told a Receive Maximum: reading pauses at this many instead
 
 # Why reading is paused; it goes on when none holds
-_HELD, _UNACKNOWLEDGED, _RATE, _BACKBONE = 1, 2, 4, 8
+_HELD, _UNACKNOWLEDGED, _RATE, _BACKBONE, _UNREAD = 1, 2, 4, 8, 16
 
 
 class SessionEngine:
@@ -158,6 +158,8 @@ class SessionEngine:
         except ProtocolViolation as violation:
             self._violated(violation)
             return
+        if not self._writable and (self.out or self.effects):  # it asks and does not listen: answers must not pile up
+            self._pause(_UNREAD)
         if self._rate is not None:
             incoming = self.incoming
             messages = incoming.received - before if incoming is not None else 0
@@ -254,6 +256,7 @@ class SessionEngine:
     def writing_resumed(self, now: float) -> None:
         """The socket takes more again."""
         self._writable = True
+        self._resume(_UNREAD)
         if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
             self.outgoing.writable = True
             self.outgoing.drain(self._wall_ms(now))
@@ -293,7 +296,7 @@ class SessionEngine:
                 self.state = next_state(self.state, ConnectionEvent.CONNECT_TIMEOUT)
                 self._close("no CONNECT within the time limit")
         elif self.state is ConnectionState.CONNECTED and self._silent_until() <= now:
-            if self._paused:  # it is we who do not listen: the silence starts anew
+            if self._paused & ~_UNREAD:  # it is we who do not listen: the silence starts anew
                 self._last_received = now
                 return
             self.state = next_state(self.state, ConnectionEvent.KEEP_ALIVE_EXPIRED)
