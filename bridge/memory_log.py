@@ -208,18 +208,15 @@ class MemoryLogConsumer:
         stopped_before = self._stopped
         if stopped_before:
             raise LogUnavailable("the reader was stopped")
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(timeout_s, self.wake)
-        deadline_s = loop.time() + timeout_s
         try:
-            while not self._stopped:
-                self._event.clear()
-                fetched = self._take()
-                if fetched or loop.time() >= deadline_s:
-                    return fetched
-                await self._event.wait()
-        finally:
-            timer.cancel()
+            async with asyncio.timeout(timeout_s):
+                while not self._stopped:
+                    self._event.clear()
+                    if fetched := self._take():
+                        return fetched
+                    await self._event.wait()
+        except TimeoutError:
+            pass
         return []
 
     async def commit(self, positions: Mapping[Position, int]) -> None:

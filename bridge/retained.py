@@ -250,7 +250,7 @@ class RetainedMessages:
         self._asked |= also
         if self._next_ends is None:
             self._next_ends = asyncio.get_running_loop().create_future()
-            if not any(task.get_name() == "headwater-retained-ends" for task in self._tasks):
+            if not any(task.get_name() == "headwater-retained-ends" and not task.done() for task in self._tasks):
                 self._spawn(self._ask_ends(), "headwater-retained-ends")
         ends = await asyncio.shield(self._next_ends)
         if ends is None:
