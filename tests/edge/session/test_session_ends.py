@@ -11,13 +11,15 @@ from support.playbook import (
     Playbook,
     ServerDisconnect,
     TimePasses,
+    WritingPaused,
+    WritingResumed,
     connected,
     delivery,
     grant,
     subscribed,
 )
 
-from edge.session.effects import CloseConnection, OpenSubscriptions, PublishWill
+from edge.session.effects import CloseConnection, OpenSubscriptions, PauseReading, PublishWill, ResumeReading
 from edge.session.engine import SessionEngine
 from edge.wire import (
     Auth,
@@ -129,6 +131,21 @@ def test_keep_alive_waits_while_we_do_not_read() -> None:
     book.engine.backbone_full(False)
     book >> TimePasses(91)
     assert book.engine.is_closed()
+
+
+def test_a_client_that_asks_and_does_not_listen_is_not_read() -> None:
+    """Answers must not pile up; and it is its own silence, so its keep alive goes on."""
+    book = with_will(5)
+    book >> WritingPaused()
+    book.silent()
+    book >> Pingreq() << Pingresp() << PauseReading()
+    book >> WritingResumed() << ResumeReading()
+    book.silent()
+    book >> WritingPaused() >> Pingreq() << Pingresp() << PauseReading()
+    book >> TimePasses(91)
+    assert book.packet(Disconnect).reason_code is ReasonCode.KEEP_ALIVE_TIMEOUT
+    book << PublishWill(WILL)
+    book.closed()
 
 
 @BOTH

@@ -22,7 +22,14 @@ from support.playbook import (
     subscribed,
 )
 
-from edge.session.effects import CloseConnection, CloseSubscriptions, OpenSubscriptions, PublishWill
+from edge.session.effects import (
+    CloseConnection,
+    CloseSubscriptions,
+    OpenSubscriptions,
+    PauseReading,
+    PublishWill,
+    ResumeReading,
+)
 from edge.session.outgoing import PACKET_ID_MAX, Outgoing
 from edge.wire import (
     Connect,
@@ -409,11 +416,12 @@ def test_a_socket_that_was_full_before_the_first_subscription() -> None:
     book = connected(5)
     book >> WritingPaused()
     book >> Subscribe(1, (SubscriptionRequest("a/#", 1),)) << OpenSubscriptions
+    book << PauseReading()
     book >> Subscribed(1)
     book.packets()
     book >> Deliver(delivery(), grant())
     book.silent()
-    book >> WritingResumed()
+    book >> WritingResumed() << ResumeReading()
     assert payloads(book) == [b"x"]
 
 
