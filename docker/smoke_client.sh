@@ -13,16 +13,19 @@ printf -- '-u viewer\n-P %s\n' "$(cat /run/headwater/viewer.password)" > /tmp/mo
 
 fail() { echo "smoke: $*" >&2; exit 1; }
 
-# publish until the subscriber has its message: nobody says here when SUBACK has come
+# Publish until the subscriber has its message: nobody says here when SUBACK has come. Each client has an id of its own:
+# one that connects 15 times a minute is banned.
+run=0
 # arrives NAME FROM TO FILTER TOPIC_NAME MESSAGE SECONDS OPTIONS...
 arrives() {
   name=$1 from=$2 to=$3 filter=$4 topic_name=$5 message=$6 seconds=$7
   shift 7
-  mosquitto_sub -h "$to" -i smoke-subscriber "$@" -t "$filter" -C 1 -W "$seconds" -F '%t %p' > /tmp/received &
+  run=$((run + 1))
+  mosquitto_sub -h "$to" -i "smoke-subscriber-$run" "$@" -t "$filter" -C 1 -W "$seconds" -F '%t %p' > /tmp/received &
   subscriber=$!
   tries=0
   while kill -0 "$subscriber" 2> /dev/null && [ "$tries" -lt "$seconds" ]; do
-    mosquitto_pub -h "$from" -i smoke-publisher "$@" -t "$topic_name" -m "$message" || fail "$name: publishing failed"
+    mosquitto_pub -h "$from" -i "smoke-publisher-$run-$tries" "$@" -t "$topic_name" -m "$message" || fail "$name: publishing failed"
     tries=$((tries + 1))
     sleep 1
   done
