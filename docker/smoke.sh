@@ -2,7 +2,8 @@
 # Build, start, publish through one edge and receive through the other, stop. Exit code 0 only if everything arrived.
 #
 #   docker/smoke.sh            # with docker compose, else podman-compose
-#   COMPOSE="podman-compose" KEEP=1 docker/smoke.sh      # leave it running
+#   COMPOSE=podman-compose docker/smoke.sh
+#   KEEP=1 NO_BUILD=1 docker/smoke.sh      # leave it running; build nothing
 set -euo pipefail
 cd "$(dirname "$0")"
 if [ -z "${COMPOSE:-}" ]; then

@@ -1,4 +1,4 @@
-"""Run inside an edge's container: MQTT over WebSocket through HAProxy, published on edge 0, received by the page's way in."""
+"""Run inside an edge's container: published on edge 0, received over WebSocket through HAProxy."""
 
 import asyncio
 from pathlib import Path
