@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqtt.plugins.manager import PluginManager
 
+from bridge.catch_up import CatchUp
 from bridge.deliverer import Deliverer
 from bridge.partitioning import RouteTable
 from bridge.publisher import Publisher
@@ -66,6 +67,7 @@ class EdgeServices:
     table: SubscriptionTable
     publisher: Publisher
     deliverer: Deliverer
+    catch_up: CatchUp
     plugins: PluginManager[Any] | None
     event: Callable[..., None]
     wall_clock_offset_ms: float
@@ -78,9 +80,17 @@ class EdgeServices:
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: list[EdgeProtocolHandler] = field(default_factory=list)
     waiting_for_room: set[EdgeProtocolHandler] = field(default_factory=set)
+    _flush_handle: asyncio.Handle | None = None
+
+    def flush_soon(self) -> None:
+        """Flush at the end of this turn of the loop: batches of several partitions become known in one turn, and a
+        connection that has something in all of them still gets one write."""
+        if self._flush_handle is None:
+            self._flush_handle = self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """One write per connection that has something to send; called once per batch of records or answers."""
+        """One write per connection that has something to send."""
+        self._flush_handle = None
         dirty = self.dirty
         if dirty:
             self.dirty = []

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from bridge.catch_up import CatchUp
 from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
 from bridge.log import Log
@@ -89,6 +90,7 @@ class EdgeNode:
             await self.services.publisher.stop(FLUSH_TIMEOUT_S)
             if self.services.retained is not None:
                 await self.services.retained.stop()
+            await self.services.catch_up.stop()
             await self.services.deliverer.stop()
         await self._log.stop()
 
@@ -158,7 +160,10 @@ class EdgeNode:
         limits = config.effective_limits()
         routes = RouteTable(config.effective_routes())
         table = SubscriptionTable()
-        publisher = Publisher(self._log, lambda: self.services.flush())
+        publisher = Publisher(self._log, lambda: self.services.flush_soon())
+        deliverer = Deliverer(
+            self._log, routes, table, config.node_id, lambda: self.services.flush_soon(), publisher=publisher
+        )
         events = EventLog(publisher.append, config.node_id)
         return EdgeServices(
             node_id=config.node_id,
@@ -169,9 +174,8 @@ class EdgeNode:
             routes=routes,
             table=table,
             publisher=publisher,
-            deliverer=Deliverer(
-                self._log, routes, table, config.node_id, lambda: self.services.flush(), publisher=publisher
-            ),
+            deliverer=deliverer,
+            catch_up=CatchUp(self._log, table, routes, deliverer, lambda: self.services.flush_soon()),
             plugins=None,
             event=events.record,
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
