@@ -1,11 +1,17 @@
-"""Edges for tests: a node on the in-memory log in this process, and conditions to wait for instead of sleeping."""
+"""Edges for tests: a node on a log in memory, `headwater up` as real processes, conditions to wait for."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bridge.memory_log import MemoryLog, MemoryRecord
@@ -87,3 +93,85 @@ class ErrorLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
+
+
+@dataclass(frozen=True)
+class EdgeProcess:
+    """One edge of a `headwater up`."""
+
+    node_id: str
+    mqtt: tuple[str, int]
+    http: tuple[str, int]
+    pid: int
+
+
+class Up:
+    """A real `headwater up` with its children; `stop` is Ctrl-C, `kill` is kill -9."""
+
+    def __init__(self, data: Path, kafka: str | None, edges: int = 2) -> None:
+        command = [sys.executable, "-m", "edge.cli.app", "up", "--dev", "--json", "--edges", str(edges)]
+        command += ["--mqtt-port", "0", "--http-port", "0", "--data", str(data)]
+        self._stderr = (data / "up.log").open("wb")
+        self.process = subprocess.Popen(
+            command + (["--kafka", kafka] if kafka else []), stdout=subprocess.PIPE, stderr=self._stderr
+        )
+        self.parts: list[dict[str, Any]] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.parts.append(json.loads(line))
+            if self.parts[-1]["part"] == "ready":
+                break
+        assert self.parts, f"up did not start: {(data / 'up.log').read_text()}"
+        assert self.parts[-1]["part"] == "ready", f"up did not get ready: {(data / 'up.log').read_text()}"
+        self.bootstrap: str = self.parts[-1]["bootstrap"]
+        self.edges = [
+            EdgeProcess(part["node"], _address(part["mqtt"]), _address(part["http"]), part["pid"])
+            for part in self.parts
+            if part["part"] == "edge"
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        """Every process that it has said to have started."""
+        return [part["pid"] for part in self.parts if "pid" in part]
+
+    def stop(self) -> int:
+        """Ctrl-C, and wait; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self._wait()
+
+    def kill(self) -> None:
+        """kill -9 of the parent alone."""
+        self.process.kill()
+        self._wait()
+
+    def _wait(self) -> int:
+        code = self.process.wait(40)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._stderr.close()
+        return code
+
+
+@contextmanager
+def up(data: Path, kafka: str | None, edges: int = 2) -> Iterator[Up]:
+    """`headwater up`, stopped at the end."""
+    running = Up(data, kafka, edges)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
