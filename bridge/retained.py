@@ -109,6 +109,7 @@ class RetainedMessages:
             ("published", "publish_failures", "repairs", "repair_failures", "expired", "unreadable", "log_errors"), 0
         )
         self.load_ms = 0
+        self.on_stored: Callable[[RetainedMessage], None] | None = None  # called with what the view takes
 
     # Lifecycle
 
@@ -326,8 +327,11 @@ class RetainedMessages:
             self._dead_letter(position, record, error)
             return
         name = message.topic_name_utf8
-        if self.view.apply(message) == "older" and name not in self._repairs:
+        outcome = self.view.apply(message)
+        if outcome == "older" and name not in self._repairs:
             self._repairs[name] = self._clock_ms() + self._spread_ms(name)
+        elif outcome == "stored" and self.on_stored is not None:
+            self.on_stored(message)
 
     def _wake_position_waiters(self) -> None:
         still = []

@@ -433,6 +433,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if not services.connections:
             services.emptied.set()
         services.waiting_for_room.discard(self)
+        if self.retaining is not None:
+            self.retaining.close()
         self.transport = None
         if self.principal is not None:
             subscribing.remove_all(self)

@@ -9,7 +9,9 @@ offset in each partition (`Subscription.not_before`): what is before it comes as
 comes live, in that order:
 
 * a retained message at or after the beginning is left out here: it comes live;
-* when a live message arrives first, the older retained one is sent right before it (`before_live`).
+* when a live message arrives first, the older retained one is sent right before it (`before_live`);
+* a message from before the beginning whose retained record lands late (its publisher has no answer yet) is sent when it
+  does (`late`): for that a subscription lingers for a second after it has been sent the others.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ SLICE_VISITS_MAX = 256  # Topic Names looked at in one go: 0.3 ms at worst
 SLICE_BYTES_MAX = 64 * 1024  # payloads before they are written and the socket is asked again
 TURN_SLICES_MAX = 8  # per turn of the loop, over all clients: 2 ms, then everybody else has theirs
 LIVE_NAMES_MAX = 65_536  # written while they were waited for, per subscription: 8 MiB; beyond it order is not watched
+LINGER_S = 1.0  # from a message's append to its retained record: 2 ms, and 50 when Kafka is busy
 CAUGHT_UP_TIMEOUT_S = 2.0  # Kafka does not answer: the subscription goes on with what this edge knows
 
 CaughtUp = tuple[int, Mapping[Position, int]]
@@ -65,7 +68,13 @@ class _Request:
     key: bytes  # the search goes on here: every name before it is done
     wait_until: float  # but no longer than this, on the loop's clock
     is_open: bool = False  # SUBACK was sent
+    linger_until: float | None = None  # everything was sent; when to forget it, on the loop's clock
     live_names: set[bytes] = field(default_factory=set)  # at or after `key`, and live already: done
+    passed_live: set[bytes] = field(default_factory=set)  # before `key`, and live since: nothing older may follow
+
+    def has_passed(self, name: bytes) -> bool:
+        """Whether the search will not come to the name any more."""
+        return self.linger_until is not None or name < self.key
 
     def is_live(self, message: RetainedMessage) -> bool:
         """Whether the client gets the message live, now or soon. What was there before certainly does not, whatever
@@ -79,12 +88,13 @@ class _Request:
 class Retaining:
     """What one client is still due; `EdgeProtocolHandler.retaining` while there is anything."""
 
-    __slots__ = ("_handler", "_pacer", "_requests", "is_scheduled")
+    __slots__ = ("_handler", "_pacer", "_requests", "_timer", "is_scheduled")
 
     def __init__(self, handler: EdgeProtocolHandler, pacer: RetainedPacer) -> None:
         self._handler = handler
         self._pacer = pacer
         self._requests: dict[str, _Request] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self.is_scheduled = False
 
     def add(self, request: _Request) -> None:
@@ -107,14 +117,27 @@ class Retaining:
 
     def wake(self) -> None:
         """There may be room, or something to do."""
-        self._pacer.schedule(self)
+        if self._next_request() is not None:
+            self._pacer.schedule(self)
+
+    def close(self) -> None:
+        """The client is due nothing more."""
+        self._requests.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._handler.retaining = None
+        self._pacer.forget(self)
 
     def before_live(self, delivery: Delivery) -> None:
         """A live message is about to be sent: an older retained one goes first, and none goes after it."""
         name = delivery.topic_name_utf8
         message = self._pacer.view.get(name, self._pacer.wall_ms())
         for request in list(self._requests.values()):
-            if name < request.key or name in request.live_names or not request.pattern.matches(name):
+            if name in request.live_names or not request.pattern.matches(name):
+                continue
+            if request.has_passed(name):
+                if len(request.passed_live) < LIVE_NAMES_MAX:
+                    request.passed_live.add(name)
                 continue
             if message is not None and _is_at_or_after(message, delivery):
                 continue  # the flow has to come this far first
@@ -123,25 +146,57 @@ class Retaining:
             if message is not None and not request.is_live(message):
                 self._send(request, message)
 
+    def late(self, message: RetainedMessage) -> None:
+        """A retained record has landed behind the search: it is sent unless it comes, or something newer came, live."""
+        name = message.topic_name_utf8
+        held = self._handler.services.table.filters_of(self._handler)
+        for topic_filter, request in list(self._requests.items()):
+            if (
+                request.has_passed(name)
+                and not request.is_live(message)
+                and name not in request.passed_live
+                and len(request.passed_live) < LIVE_NAMES_MAX
+                and topic_filter in held
+                and request.pattern.matches(name)
+            ):
+                self._send(request, message)
+                self._handler.flush()
+
     def advance(self) -> bool:
         """Send one slice; whether there is more to do right now."""
         handler = self._handler
-        request = next((request for request in self._requests.values() if request.is_open), None)
-        if not handler.is_open or not self._requests:
-            self._requests.clear()
-            handler.retaining = None
+        request = self._next_request()
+        if request is None or not handler.is_open or self._is_behind(request):
             return False
-        if request is None or self._is_behind(request):
-            return False
-        held = handler.services.table.filters_of(handler)
-        if request.topic_filter not in held or self._search(
-            request
-        ):  # unsubscribed [MQTT5-3.10.4-2], no longer allowed
-            del self._requests[request.topic_filter]
+        if request.topic_filter not in handler.services.table.filters_of(handler):
+            del self._requests[request.topic_filter]  # unsubscribed [MQTT5-3.10.4-2], or no longer allowed
+            if not self._requests:
+                self.close()
+        elif self._search(request):
+            request.live_names.clear()
+            request.linger_until = handler.services.loop.time() + LINGER_S
+            if self._timer is None:
+                self._timer = handler.services.loop.call_at(request.linger_until, self._end_lingering)
+        return self._next_request() is not None and self._has_room()
+
+    def _next_request(self) -> _Request | None:
+        due = (request for request in self._requests.values() if request.is_open and request.linger_until is None)
+        return next(due, None)
+
+    def _end_lingering(self) -> None:
+        self._timer = None
+        loop = self._handler.services.loop
+        lingering: list[float] = []
+        for topic_filter, request in list(self._requests.items()):
+            if request.linger_until is not None:
+                if request.linger_until <= loop.time():
+                    del self._requests[topic_filter]
+                else:
+                    lingering.append(request.linger_until)
         if not self._requests:
-            handler.retaining = None
-            return False
-        return self._has_room()
+            self.close()
+        elif lingering:
+            self._timer = loop.call_at(min(lingering), self._end_lingering)
 
     def _search(self, request: _Request) -> bool:
         """Look for the next names and send their messages; whether that was all."""
@@ -159,6 +214,7 @@ class Retaining:
                 return False
             if name in request.live_names:
                 request.live_names.discard(name)
+                request.passed_live.add(name)
                 continue
             message = view.get(name, wall_ms)
             if message is not None and message.value is not None and not request.is_live(message):
@@ -200,9 +256,12 @@ class RetainedPacer:
         self._retained = retained
         self._scheduled: deque[Retaining] = deque()
         self._waiting: dict[Retaining, None] = {}
+        self._active: dict[Retaining, None] = {}  # due something, or lingering
+        self._last_starts: dict[Position, int] = {}  # the highest `live_from` of the active ones
         self._handle: asyncio.Handle | None = None
         self.view = retained.view
         self.wall_ms = services.wall_ms
+        retained.on_stored = self._stored
         self.sent = 0
 
     async def caught_up(self, handler: EdgeProtocolHandler, packet: Subscribe) -> CaughtUp:
@@ -241,6 +300,10 @@ class RetainedPacer:
         pattern = NamePattern(request.topic_filter)
         if handler.retaining is None:
             handler.retaining = Retaining(handler, self)
+            self._active[handler.retaining] = None
+        for position, start in starts.items():
+            if start > self._last_starts.get(position, -1):
+                self._last_starts[position] = start
         loop = self._services.loop
         grant = replace(subscription.grant(), retain_as_published=True)  # RETAIN is 1 [MQTT311-3.3.1-8]
         if replaces:
@@ -266,6 +329,13 @@ class RetainedPacer:
             if self._handle is None:
                 self._handle = self._services.loop.call_soon(self._turn)
 
+    def forget(self, retaining: Retaining) -> None:
+        """The client is due nothing more, or gone."""
+        self._active.pop(retaining, None)
+        self._waiting.pop(retaining, None)
+        if not self._active:
+            self._last_starts.clear()
+
     def wait_for_live(self, retaining: Retaining) -> None:
         """The client has its turn again when the deliverer has come further."""
         self._waiting[retaining] = None
@@ -286,11 +356,18 @@ class RetainedPacer:
         if self._handle is not None:
             self._handle.cancel()
         self._scheduled.clear()
-        self._waiting.clear()
+        for retaining in list(self._active):
+            retaining.close()
 
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics."""
-        return {"sent": self.sent, "clients_due": len(self._scheduled) + len(self._waiting)}
+        return {"sent": self.sent, "clients_active": len(self._active)}
+
+    def _stored(self, message: RetainedMessage) -> None:
+        """A retained record landed while we follow; nearly always it is newer than every active subscription."""
+        if message.offset < self._last_starts.get((message.kafka_topic, message.partition), 0):
+            for retaining in list(self._active):
+                retaining.late(message)
 
     def _turn(self) -> None:
         self._handle = None

@@ -417,7 +417,7 @@ async def test_20_000_of_them_do_not_stall_the_others() -> None:
             await deaf.receive(Publish)
             count += 1
         assert count == 20_000
-        assert node.services.clients["deaf"].retaining is None
+        await until(lambda: node.services.clients["deaf"].retaining is None)
 
 
 async def test_qos_1_is_paced_by_the_window() -> None:
@@ -460,6 +460,55 @@ async def test_an_older_retained_message_never_follows_a_newer_live_one() -> Non
             got.setdefault(packet.topic_name_utf8.decode(), []).append((packet.payload, packet.retain))
         assert got == {name: [(b"0", True), (b"1", False)] for name in names}
         await nothing_comes(client)
+
+
+@BOTH
+async def test_a_retained_record_that_lands_after_the_subscription(version: int) -> None:
+    """Its message was before the subscription, so it never comes live: it is sent when the edge learns of it."""
+    log = MemoryLog()
+    for number in range(3):
+        log.put("mqtt.messages", 0, b"x/%d" % number, b"x", [("mqtt.topic", b"x/%d" % number)])
+    async with memory_edge(log) as node, connected(mqtt_address(node), "c", version) as client:
+        await subscribe(client, "n/+")
+        put_retained(log, retained("n/late", b"0", 1))
+        packet = await next_publish(client)
+        assert (packet.topic_name_utf8, packet.payload, packet.retain) == (b"n/late", b"0", True)
+        put_retained(log, retained("n/live", b"1", 3))  # behind the beginning: comes live, if it is there
+        put_retained(log, retained("other", b"1", 2))
+        await until(lambda: node.services.retained is not None and len(node.services.retained.view) == 3)
+        await nothing_comes(client)
+        await until(lambda: node.services.clients["c"].retaining is None)
+        put_retained(log, retained("n/too-late", b"1", 2))
+        await until(lambda: node.services.retained is not None and len(node.services.retained.view) == 4)
+        await nothing_comes(client)
+
+
+async def test_nothing_older_follows_a_live_message() -> None:
+    """The retained record of an older message lands after a newer one came live: it is left out."""
+    log = MemoryLog()
+    async with memory_edge(log) as node, connected(mqtt_address(node)) as client:
+        destination = node.services.routes.destination("n/a")
+        put = (destination.kafka_topic, destination.partition, b"n/a")
+        log.put(*put, b"old", [("mqtt.topic", b"n/a"), ("mqtt.retain", b"1")])
+        await subscribe(client, "n/+")
+        log.put(*put, b"new", [("mqtt.topic", b"n/a")])
+        assert (await next_publish(client)).payload == b"new"
+        put_retained(log, retained("n/a", b"old", 0, destination.partition))
+        await until(lambda: node.services.retained is not None and len(node.services.retained.view) == 1)
+        await nothing_comes(client)
+
+
+async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
+    log = MemoryLog()
+    for number in range(1_000):
+        put_retained(log, retained(f"n/{number:04}", b"x", number))
+    async with memory_edge(log) as node:
+        async with connected(mqtt_address(node)) as client:
+            await subscribe(client, "#")
+            assert node.services.pacer is not None
+            assert node.services.pacer.statistics()["clients_active"] == 1
+        await until(lambda: not node.services.connections)
+        assert node.services.pacer.statistics()["clients_active"] == 0
 
 
 async def test_unsubscribe_ends_what_is_due() -> None:
