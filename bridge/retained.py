@@ -45,7 +45,7 @@ from schemas.routes import DEAD_LETTER
 
 logger = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 120.0  # a million Topic Names load in about 20 s
+LOAD_TIMEOUT_S = 120.0  # 100,000 Topic Names load in 2.4 s, a million in about 25
 TICK_S = 1.0  # how often an idle view looks at expiry and repairs
 RETRY_S = 0.5
 GAP_S = 1.0  # nothing came for that long while loading: is there anything left before the end?
