@@ -19,7 +19,7 @@ import paho.mqtt.client as paho
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from support.edges import Up, is_running, until, up
 
 from bridge.partitioning import RouteTable
@@ -181,8 +181,8 @@ def test_mosquitto_clients(edges: Up, prefix: str, version: str, qos: str, form:
     assert reader.returncode == 0
 
 
-@pytest.mark.parametrize("version", [paho.MQTTv31, paho.MQTTv311, paho.MQTTv5])
-def test_paho(edges: Up, prefix: str, version: int) -> None:
+@pytest.mark.parametrize("version", list(MQTTProtocolVersion))
+def test_paho(edges: Up, prefix: str, version: MQTTProtocolVersion) -> None:
     subscribed, arrived = threading.Event(), threading.Event()
     payloads: list[bytes] = []
 

@@ -79,7 +79,7 @@ def values_of(log: MemoryLog, kafka_topic: str = "mqtt.messages", topic_name: st
     return [
         record.value or b""
         for record in records_of(log, kafka_topic)
-        for name in [dict(record.headers).get("mqtt.topic", b"").decode()]
+        for name in [(dict(record.headers).get("mqtt.topic") or b"").decode()]
         if (name == topic_name if topic_name is not None else not name.startswith("$SYS"))
     ]
 

@@ -1,4 +1,4 @@
-"""Every test of a node runs on asyncio's loop and on uvloop, and fails when the edge logs an error that it did not expect."""
+"""Every test of a node runs on asyncio's loop and on uvloop, and fails when the edge logs an unexpected error."""
 
 from __future__ import annotations
 

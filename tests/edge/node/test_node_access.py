@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.edges import memory_edge, mqtt_address, until, values_of
@@ -39,7 +40,7 @@ def password_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def hardened(path: Path, acl: list[dict[str, str]] | None = None, **limits: float) -> dict[str, object]:
+def hardened(path: Path, acl: list[dict[str, str]] | None = None, **limits: float) -> dict[str, Any]:
     return {
         "dev": False,
         "authentication": {"password_file": str(path)},
@@ -115,8 +116,8 @@ async def test_take_over_again_and_again() -> None:
 
 async def test_a_client_id_belongs_to_its_user(password_file: Path) -> None:
     async with memory_edge(**hardened(password_file)) as node:
-        ann = {"user_name": "ann", "password": b"ann-secret"}
-        bob = {"user_name": "bob", "password": b"bob-secret"}
+        ann: dict[str, Any] = {"user_name": "ann", "password": b"ann-secret"}
+        bob: dict[str, Any] = {"user_name": "bob", "password": b"bob-secret"}
         async with connected(mqtt_address(node), "dev", **ann) as first:
             for version, code in ((5, ReasonCode.NOT_AUTHORIZED), (4, ReasonCode.NOT_AUTHORIZED)):
                 async with dial(mqtt_address(node), version) as second:
@@ -251,17 +252,19 @@ RULES = [
     ],
 )
 async def test_acl_of_subscriptions(password_file: Path, topic_filter: str, is_allowed: bool) -> None:
-    async with memory_edge(**hardened(password_file, RULES)) as node:
-        async with connected(mqtt_address(node), user_name="ann", password=b"ann-secret") as client:
-            await client.send(Subscribe(1, (SubscriptionRequest(topic_filter),)))
-            [code] = (await client.receive(Suback)).reason_codes
-            assert code is (ReasonCode.SUCCESS if is_allowed else ReasonCode.NOT_AUTHORIZED)
+    async with (
+        memory_edge(**hardened(password_file, RULES)) as node,
+        connected(mqtt_address(node), user_name="ann", password=b"ann-secret") as client,
+    ):
+        await client.send(Subscribe(1, (SubscriptionRequest(topic_filter),)))
+        [code] = (await client.receive(Suback)).reason_codes
+        assert code is (ReasonCode.SUCCESS if is_allowed else ReasonCode.NOT_AUTHORIZED)
 
 
 @pytest.mark.parametrize("version", [4, 5])
 async def test_acl_of_publishes_and_wills(password_file: Path, version: int) -> None:
     log = MemoryLog()
-    ann = {"user_name": "ann", "password": b"ann-secret"}
+    ann: dict[str, Any] = {"user_name": "ann", "password": b"ann-secret"}
     async with memory_edge(log, **hardened(password_file, RULES)) as node:
         async with connected(mqtt_address(node), "c", version, **ann) as client:
             names = [b"a/b", b"a/secret/x", b"b", b"own/c/ann", b"own/d/ann", b"$SYS/x", b"$CONTROL/x"]
@@ -281,18 +284,20 @@ async def test_acl_of_publishes_and_wills(password_file: Path, version: int) -> 
 async def test_rights_that_change_end_subscriptions_and_targets(password_file: Path) -> None:
     from edge.access.acl import Acl, load_rules
 
-    async with memory_edge(**hardened(password_file)) as node:
-        async with connected(mqtt_address(node), user_name="ann", password=b"ann-secret") as client:
-            await client.send(Subscribe(1, (SubscriptionRequest("a/#"), SubscriptionRequest("b"))))
-            await client.receive(Suback)
-            await client.send(Publish(b"x", b"", 1, packet_id=1))
-            assert (await client.receive(Puback)).reason_code is ReasonCode.SUCCESS
-            node.services.access.authorizer = Acl(load_rules(RULES[:2]))
-            for handler in node.services.clients.values():
-                handler.rights_changed()
-            assert set(node.services.table.filters_of(node.services.clients["c"])) == set()
-            await client.send(Publish(b"x", b"", 1, packet_id=2))
-            assert (await client.receive(Puback)).reason_code is ReasonCode.NOT_AUTHORIZED
+    async with (
+        memory_edge(**hardened(password_file)) as node,
+        connected(mqtt_address(node), user_name="ann", password=b"ann-secret") as client,
+    ):
+        await client.send(Subscribe(1, (SubscriptionRequest("a/#"), SubscriptionRequest("b"))))
+        await client.receive(Suback)
+        await client.send(Publish(b"x", b"", 1, packet_id=1))
+        assert (await client.receive(Puback)).reason_code is ReasonCode.SUCCESS
+        node.services.access.authorizer = Acl(load_rules(RULES[:2]))
+        for handler in node.services.clients.values():
+            handler.rights_changed()
+        assert set(node.services.table.filters_of(node.services.clients["c"])) == set()
+        await client.send(Publish(b"x", b"", 1, packet_id=2))
+        assert (await client.receive(Puback)).reason_code is ReasonCode.NOT_AUTHORIZED
 
 
 async def test_a_silent_client_is_closed_and_its_will_sent() -> None:

@@ -64,7 +64,7 @@ def test_what_is_taken(table: dict[str, Any]) -> None:
 
 def test_a_file_names_itself_in_its_errors(tmp_path: Path) -> None:
     path = tmp_path / "edge.toml"
-    with pytest.raises(ConfigurationError, match="edge.toml: No such file"):
+    with pytest.raises(ConfigurationError, match=r"edge\.toml: No such file"):
         load_config(path)
     path.write_text("dev = maybe")
     with pytest.raises(ConfigurationError, match="no valid TOML"):
@@ -105,6 +105,6 @@ async def test_an_address_that_is_taken_is_named() -> None:
 
 async def test_certificates_that_cannot_be_read() -> None:
     tls = {"certificate": "nowhere.pem", "key": "nowhere.key"}
-    with pytest.raises(ConfigurationError, match="TLS: nowhere.pem"):
+    with pytest.raises(ConfigurationError, match=r"TLS: nowhere\.pem"):
         async with memory_edge(listeners=[{"port": 0, "tls": tls}]):
             raise AssertionError("TLS without a certificate")

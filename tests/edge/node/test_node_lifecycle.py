@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -26,6 +26,7 @@ from support.wire_client import Transport, connected, dial
 from bridge.log import LogUnavailable
 from bridge.memory_log import MemoryLog
 from edge.client import MqttClient
+from edge.handler.protocol import EdgeProtocolHandler
 from edge.node import node as node_module
 from edge.node.node import EdgeNode
 from edge.wire import (
@@ -61,10 +62,10 @@ class ShiftedTime:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShiftedTime]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedTime:
     shifted = ShiftedTime()
     monkeypatch.setattr(node_module, "time", shifted)
-    yield shifted
+    return shifted
 
 
 async def readyz(node: EdgeNode) -> int:
@@ -265,14 +266,31 @@ async def test_everything_comes_back_to_baseline(transport: Transport) -> None:
         assert os.getpid() > 0
 
 
+async def deaf(node: EdgeNode) -> asyncio.StreamWriter:
+    """A client that writes and does not read, with small buffers of its own."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, mqtt_address(node))
+    _, writer = await asyncio.open_connection(sock=connection, limit=1)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    return writer
+
+
+def small_buffers(handler: EdgeProtocolHandler) -> None:
+    """The kernel takes little for this client: what waits is soon the edge's."""
+    assert handler.transport is not None
+    handler.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+
+
 async def test_a_client_that_asks_and_never_listens_costs_bounded_memory() -> None:
     """PINGREQ after PINGREQ, no PINGRESP read: what waits for the socket must not grow with what was asked."""
     async with memory_edge() as node:
-        _, writer = await asyncio.open_connection(*mqtt_address(node), limit=1)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer = await deaf(node)
         writer.write(encode(Connect(5, "deaf", keep_alive_s=60), 5))
         await until(lambda: "deaf" in node.services.clients)
         handler = node.services.clients["deaf"]
+        small_buffers(handler)
         flood = encode(Pingreq(), 5) * 32_768
         total = 0
         try:
@@ -291,11 +309,11 @@ async def test_a_client_that_asks_and_never_listens_costs_bounded_memory() -> No
 
 async def test_a_client_that_publishes_and_never_listens_costs_bounded_memory() -> None:
     async with memory_edge() as node:
-        _, writer = await asyncio.open_connection(*mqtt_address(node), limit=1)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer = await deaf(node)
         writer.write(encode(Connect(4, "deaf", keep_alive_s=60), 4))
         await until(lambda: "deaf" in node.services.clients)
         handler = node.services.clients["deaf"]
+        small_buffers(handler)
         flood = encode(Publish(b"a", b"", 1, packet_id=1), 4) * 5_000
         try:
             async with asyncio.timeout(3):

@@ -46,10 +46,13 @@ async def test_the_subprotocol_is_required(protocols: tuple[str, ...]) -> None:
 
 async def test_the_subprotocol_is_answered() -> None:
     """[MQTT5-6.0.0-4]; and compression is never agreed to."""
-    async with memory_edge() as node, aiohttp.ClientSession() as session:
-        async with session.ws_connect(url(node), protocols=("other", "mqtt"), compress=15) as websocket:
-            assert websocket.protocol == "mqtt"
-            assert websocket.compress == 0
+    async with (
+        memory_edge() as node,
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url(node), protocols=("other", "mqtt"), compress=15) as websocket,
+    ):
+        assert websocket.protocol == "mqtt"
+        assert websocket.compress == 0
 
 
 async def test_no_upgrade_no_mqtt() -> None:
@@ -64,13 +67,15 @@ async def test_no_upgrade_no_mqtt() -> None:
 async def test_a_text_frame_closes() -> None:
     """[MQTT5-6.0.0-1] [MQTT311-6.0.0-1]; it is a lost connection: the will is sent."""
     log = MemoryLog()
-    async with memory_edge(log) as node:
-        async with connected(http_address(node), "c", 5, "websocket", will=Will("w", b"gone", 1)) as client:
-            assert isinstance(client.link, WebSocketLink)
-            await client.link.websocket.send_str("hello")
-            await client.until_closed()
-            await until(lambda: values_of(log, topic_name="w") == [b"gone"])
-            await until(lambda: not node.services.connections)
+    async with (
+        memory_edge(log) as node,
+        connected(http_address(node), "c", 5, "websocket", will=Will("w", b"gone", 1)) as client,
+    ):
+        assert isinstance(client.link, WebSocketLink)
+        await client.link.websocket.send_str("hello")
+        await client.until_closed()
+        await until(lambda: values_of(log, topic_name="w") == [b"gone"])
+        await until(lambda: not node.services.connections)
 
 
 async def test_packets_across_frames_and_several_in_one() -> None:
@@ -175,25 +180,30 @@ async def test_a_client_that_vanishes_while_it_is_written_to() -> None:
 
 async def test_a_slow_reader_is_bounded() -> None:
     """What a client does not read waits in bounded buffers; QoS 0 beyond them is dropped and counted."""
-    async with memory_edge(limits={"buffer_messages_max": 20}) as node:
-        async with connected(http_address(node), "slow", 5, "websocket") as slow:
-            await slow.send(Subscribe(1, (SubscriptionRequest("a"),)))
-            await slow.receive(Suback)
-            async with connected(http_address(node), "writer", 5, "websocket") as writer:
-                for number in range(300):
-                    await writer.send(Publish(b"a", bytes(100_000)))
-                    if number % 50 == 49:
-                        await writer.send(Publish(b"b", b"", 1, packet_id=1))
-                        await writer.receive(Puback)
-            handler = node.services.clients["slow"]
-            await until(lambda: handler.engine.statistics().get("dropped", 0) > 0, "nothing is dropped")
-            assert handler.transport is not None
-            assert handler.transport.get_write_buffer_size() < 8_000_000
+    async with (
+        memory_edge(limits={"buffer_messages_max": 20}) as node,
+        connected(http_address(node), "slow", 5, "websocket") as slow,
+    ):
+        await slow.send(Subscribe(1, (SubscriptionRequest("a"),)))
+        await slow.receive(Suback)
+        async with connected(http_address(node), "writer", 5, "websocket") as writer:
+            for number in range(300):
+                await writer.send(Publish(b"a", bytes(100_000)))
+                if number % 50 == 49:
+                    await writer.send(Publish(b"b", b"", 1, packet_id=1))
+                    await writer.receive(Puback)
+        handler = node.services.clients["slow"]
+        await until(lambda: handler.engine.statistics().get("dropped", 0) > 0, "nothing is dropped")
+        assert handler.transport is not None
+        assert handler.transport.get_write_buffer_size() < 8_000_000
 
 
 async def test_take_over_between_transports() -> None:
-    async with memory_edge() as node, connected(http_address(node), "me", 5, "websocket") as old:
-        async with connected(node.mqtt_addresses[0], "me"):
-            [packet] = await old.until_closed()
-            assert isinstance(packet, Disconnect)
-            assert packet.reason_code is ReasonCode.SESSION_TAKEN_OVER
+    async with (
+        memory_edge() as node,
+        connected(http_address(node), "me", 5, "websocket") as old,
+        connected(node.mqtt_addresses[0], "me"),
+    ):
+        [packet] = await old.until_closed()
+        assert isinstance(packet, Disconnect)
+        assert packet.reason_code is ReasonCode.SESSION_TAKEN_OVER

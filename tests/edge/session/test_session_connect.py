@@ -32,6 +32,7 @@ from edge.wire import (
     Connack,
     Connect,
     Disconnect,
+    Packet,
     Pingreq,
     Pingresp,
     Properties,
@@ -301,7 +302,7 @@ def test_an_accepted_client_may_send_a_megabyte() -> None:
 @BOTH
 def test_what_is_behind_connect_waits_and_keeps_its_order(version: int) -> None:
     book = Playbook(version)
-    behind = [
+    behind: list[Packet] = [
         Publish(b"a", b"1"),
         Pingreq(),
         Publish(b"a", b"2", 1, packet_id=9),

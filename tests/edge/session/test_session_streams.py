@@ -27,6 +27,7 @@ from edge.wire import (
     Connect,
     Disconnect,
     Framer,
+    Packet,
     Pingreq,
     Properties,
     Puback,
@@ -160,7 +161,7 @@ def _length(body: bytes) -> bytes:
     return bytes((size,)) if size < 128 else bytes((size & 0x7F | 0x80, size >> 7))
 
 
-PACKETS = st.sampled_from(
+PACKETS: st.SearchStrategy[Packet] = st.sampled_from(
     [
         Publish(b"a", b"x"),
         Publish(b"a", b"y" * 200, 1, packet_id=5),
@@ -177,7 +178,7 @@ PACKETS = st.sampled_from(
         Connect(4, "d", will=Will("w")),
     ]
 )
-PACKETS_5 = st.sampled_from(
+PACKETS_5: st.SearchStrategy[Packet] = st.sampled_from(
     [
         Publish(b"a", b"x", properties=Properties(topic_alias=1)),
         Publish(b"", b"x", properties=Properties(topic_alias=1)),
