@@ -67,7 +67,9 @@ def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool
 
 
 def remove_all(handler: EdgeProtocolHandler) -> None:
-    """The session ends: its subscriptions go."""
+    """The session ends: its subscriptions go, and what they are due; a SUBSCRIBE may be done only after that."""
+    if handler.retaining is not None:
+        handler.retaining.close()
     for topic_filter in list(handler.services.table.filters_of(handler)):
         remove_subscription(handler, topic_filter)
 

@@ -511,6 +511,20 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
         assert node.services.pacer.statistics()["clients_active"] == 0
 
 
+async def test_a_client_that_leaves_during_its_subscribe_is_forgotten() -> None:
+    """The SUBSCRIBE is done only after the session's end: nothing may be due to nobody."""
+    log = MemoryLog()
+    put_retained(log, retained("a", b"x", 0))
+    async with memory_edge(log) as node:
+        for _ in range(20):
+            async with connected(mqtt_address(node)) as client:
+                await client.send(Subscribe(1, (SubscriptionRequest("#"),)))
+        await until(lambda: not node.services.connections)
+        assert node.services.pacer is not None
+        await until(lambda: node.services.table.statistics()["subscriptions"] == 0)
+        await until(lambda: node.services.pacer.statistics()["clients_active"] == 0)  # type: ignore[union-attr]
+
+
 async def test_unsubscribe_ends_what_is_due() -> None:
     """[MQTT5-3.10.4-2]"""
     log = MemoryLog()
