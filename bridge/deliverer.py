@@ -92,6 +92,7 @@ class Deliverer:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self._since_yield = 0
+        self._in_hand: Position | None = None
         self._counts = dict.fromkeys(
             (
                 "records",
@@ -198,6 +199,14 @@ class Deliverer:
         """The next offset to hand out, per partition that is read."""
         return dict(self._positions)
 
+    def position_of(self, position: Position) -> int | None:
+        """The next offset to hand out of one partition; None when it is not read."""
+        return self._positions.get(position)
+
+    def is_in_hand(self, position: Position) -> bool:
+        """Whether a record of the partition, the one before its position, has been handed to a part of its shards."""
+        return self._in_hand == position
+
     def statistics(self) -> dict[str, Any]:
         lag = {
             position: max(0, (self._consumer.end_of(position) or 0) - at) for position, at in self._positions.items()
@@ -300,7 +309,11 @@ class Deliverer:
             index, delivery, shards = self._deliver_some(position, records, index)
             self._positions[position] = records[index - 1].offset + 1
             if delivery is not None:
-                await self._deliver_shards(delivery, shards)
+                self._in_hand = position
+                try:
+                    await self._deliver_shards(delivery, shards)
+                finally:
+                    self._in_hand = None
             elif self._since_yield >= YIELD_RECORDS:
                 await self._give_way()
 

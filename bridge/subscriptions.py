@@ -35,7 +35,8 @@ class Grant:
 
     The highest QoS [MQTT5-3.3.4-2] and all Subscription Identifiers [MQTT5-3.3.4-4]; ``no_local`` only when every
     matching subscription has it; RETAIN is kept when one of them asks for it. A record before ``not_before`` of its
-    partition is not meant for this subscriber; None, and a partition that is not in it: no such bound.
+    partition is not meant for this subscriber; None, and a partition that is not in it: no such bound. The deliverer
+    strikes out what it has passed; ``begins`` stays whole, for who reads the log again.
     """
 
     subscriber: Subscriber
@@ -44,6 +45,7 @@ class Grant:
     retain_as_published: bool
     subscription_ids: tuple[int, ...]
     not_before: NotBefore | None
+    begins: NotBefore | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -288,13 +290,15 @@ def _grants_by_subscriber(entries: list[_Entry]) -> dict[Subscriber, Grant]:
 
 def _merged(subscriptions: Sequence[Subscription]) -> Grant:
     first = subscriptions[0]
+    bounds = _lowest_bounds([subscription.not_before for subscription in subscriptions])
     return Grant(
         first.subscriber,
         max(subscription.qos for subscription in subscriptions),  # [MQTT5-3.3.4-2]
         all(subscription.no_local for subscription in subscriptions),
         any(subscription.retain_as_published for subscription in subscriptions),
         _distinct_ids(subscriptions),
-        _lowest_bounds([subscription.not_before for subscription in subscriptions]),
+        bounds,
+        first.not_before if len(subscriptions) == 1 else bounds and dict(bounds),
     )
 
 

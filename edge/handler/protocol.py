@@ -20,7 +20,7 @@ from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
 from bridge.delivery import Delivery
-from bridge.log import RecordRefused
+from bridge.log import Position, RecordRefused
 from bridge.subscriptions import Grant
 from edge.access.limits import Ticket
 from edge.access.principal import Principal
@@ -37,6 +37,7 @@ from edge.session.effects import (
     CloseConnection,
     CloseSubscriptions,
     Effect,
+    FallBehind,
     OpenSubscriptions,
     PauseReading,
     PublishTarget,
@@ -81,6 +82,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._is_dirty = False
         self._closing = False
         self.retaining: Retaining | None = None  # what new subscriptions are still due
+        self.behind: set[Position] | None = None  # partitions that are read again for this client
         self.engine = SessionEngine(
             services.limits,
             services.capabilities,
@@ -117,6 +119,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._perform()
         if engine.out:
             self.flush()
+        if self.behind is not None:
+            self._read_on()
         if self.retaining is not None:
             self.retaining.wake()
 
@@ -138,22 +142,63 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """The transport takes bytes again."""
         self.engine.writing_resumed(self._loop.time())
         self._pump()
+        if self.behind is not None:
+            self._read_on()
         if self.retaining is not None:
             self.retaining.wake()
 
-    # Subscriber (bridge.deliverer) and AppendSink (bridge.publisher) -------------------------------------------------
+    # LateSubscriber (bridge.deliverer, bridge.catch_up) and AppendSink (bridge.publisher) ----------------------------
 
     def deliver(self, delivery: Delivery, grant: Grant) -> None:
         """A record matched; the bytes leave with the batch (`EdgeServices.flush`)."""
         engine = self.engine
-        if self.retaining is not None:
-            self.retaining.before_live(delivery)
+        if self.behind is not None and (delivery.kafka_topic, delivery.partition) in self.behind:
+            self._pass_over(delivery, grant)
+            return
+        if self.retaining is not None and not self.retaining.before_live(delivery):
+            if delivery.qos and grant.qos:
+                self._fall_behind((delivery.kafka_topic, delivery.partition), delivery.offset)
+            self._pass_over(delivery, grant)
+            return
         engine.deliver(delivery, grant, self._loop.time() if delivery.expiry_s is not None else 0.0)
         if engine.effects:
             self._perform()
         if not self._is_dirty and engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)
+
+    def deliver_late(self, delivery: Delivery, grant: Grant) -> bool:
+        """A record that was missed and read again; False: no room for it yet."""
+        engine = self.engine
+        if not self.is_open or (self.retaining is not None and not self.retaining.before_live(delivery)):
+            return False
+        taken = engine.deliver_late(delivery, grant, self._loop.time() if delivery.expiry_s is not None else 0.0)
+        if not self._is_dirty and engine.out:
+            self._is_dirty = True
+            self.services.dirty.append(self)
+        return taken
+
+    def caught_up(self, position: Position) -> None:
+        """Nothing of the partition is missed any more: it comes live."""
+        if self.behind is not None:
+            self.behind.discard(position)
+            if not self.behind:
+                self.behind = None
+                if self.retaining is not None:
+                    self.retaining.wake()
+
+    def records_lost(self, position: Position, first: int, following: int) -> None:
+        """Records were deleted from Kafka before this client had room for them: never a silent gap."""
+        kafka_topic, partition = position
+        self.services.event(
+            "dropped",
+            self.client_id,
+            reason="deleted from Kafka before the client had room for them",
+            kafka_topic=kafka_topic,
+            partition=partition,
+            first_offset=first,
+            following_offset=following,
+        )
 
     def record_appended(self, token: Any, offset: int) -> None:
         """Kafka has acknowledged one of our records."""
@@ -350,9 +395,29 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         elif isinstance(effect, ResumeReading):
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.resume_reading()
+        elif isinstance(effect, FallBehind):
+            self.services.catch_up.passed_over += 1
+            self._fall_behind(effect.position, effect.offset)
         elif isinstance(effect, CloseConnection):
             self.flush()
             self._close()
+
+    def _fall_behind(self, position: Position, offset: int) -> None:
+        """The buffer is full: what follows on this partition is read from the log when there is room again."""
+        if self.behind is None:
+            self.behind = set()
+        self.behind.add(position)
+        self.services.catch_up.fall_behind(self, position, offset)
+        log.debug("client %s is behind on %s[%d] from offset %d on", self.client_id, *position, offset)
+
+    def _pass_over(self, delivery: Delivery, grant: Grant) -> None:
+        self.services.catch_up.passed_over += 1
+        self.engine.pass_over(delivery, grant)
+
+    def _read_on(self) -> None:
+        outgoing = self.engine.outgoing
+        if outgoing is not None and outgoing.is_low:
+            self.services.catch_up.wake(self)
 
     def _spawn(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:
         """Run one extension point as a task: for the few packets that have to wait for something."""
@@ -437,6 +502,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self.retaining.close()
         self.transport = None
         if self.principal is not None:
+            services.catch_up.forget(self)
+            self.behind = None
             subscribing.remove_all(self)
             if services.clients.get(self.client_id) is self:
                 del services.clients[self.client_id]

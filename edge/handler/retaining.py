@@ -128,8 +128,9 @@ class Retaining:
         self._handler.retaining = None
         self._pacer.forget(self)
 
-    def before_live(self, delivery: Delivery) -> None:
-        """A live message is about to be sent: an older retained one goes first, and none goes after it."""
+    def before_live(self, delivery: Delivery) -> bool:
+        """A live message is about to be sent: an older retained one goes first, and none goes after it. False: there is
+        no room for the older one, so the live one cannot go now, either."""
         name = delivery.topic_name_utf8
         message = self._pacer.view.get(name, self._pacer.wall_ms())
         for request in list(self._requests.values()):
@@ -141,10 +142,14 @@ class Retaining:
                 continue
             if message is not None and _is_at_or_after(message, delivery):
                 continue  # the flow has to come this far first
+            due = message if message is not None and not request.is_live(message) else None
+            if due is not None and not self._has_room_for(due):
+                return False
             if len(request.live_names) < LIVE_NAMES_MAX:
                 request.live_names.add(name)
-            if message is not None and not request.is_live(message):
-                self._send(request, message)
+            if due is not None:
+                self._send(request, due)
+        return True
 
     def late(self, message: RetainedMessage) -> None:
         """A retained record has landed behind the search: it is sent unless it comes, or something newer came, live."""
@@ -159,8 +164,11 @@ class Retaining:
                 and topic_filter in held
                 and request.pattern.matches(name)
             ):
-                self._send(request, message)
-                self._handler.flush()
+                if self._has_room_for(message):
+                    self._send(request, message)
+                    self._handler.flush()
+                else:  # the search goes back to it; what is sent twice by that is sent in order
+                    request.key, request.linger_until = name, None
 
     def advance(self) -> bool:
         """Send one slice; whether there is more to do right now."""
@@ -212,7 +220,7 @@ class Retaining:
             if not self._has_room():
                 self._handler.flush()
                 return False
-            if name in request.live_names:
+            if name in request.live_names or name in request.passed_live:
                 request.live_names.discard(name)
                 request.passed_live.add(name)
                 continue
@@ -232,8 +240,13 @@ class Retaining:
         engine.deliver(retained_delivery(message), request.grant, self._handler.services.loop.time())
 
     def _has_room(self) -> bool:
+        """A client that is behind has none: older messages than the retained ones may be on their way to it."""
         outgoing = self._handler.engine.outgoing
-        return outgoing is not None and outgoing.has_room
+        return outgoing is not None and outgoing.has_room and self._handler.behind is None
+
+    def _has_room_for(self, message: RetainedMessage) -> bool:
+        outgoing = self._handler.engine.outgoing
+        return outgoing is not None and outgoing.has_room_for(len(message.value or b""))
 
     def _is_behind(self, request: _Request) -> bool:
         if request.behind is None:

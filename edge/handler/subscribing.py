@@ -63,6 +63,8 @@ def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool
     if handler.services.table.remove(topic_filter, handler) is None:
         return False
     handler.services.deliverer.remove_filter(topic_filter)
+    if handler.behind is not None:
+        handler.services.catch_up.filters_removed(handler)
     return True
 
 
@@ -103,7 +105,8 @@ def _add(
 ) -> asyncio.Future[None] | None:
     services = handler.services
     topic_filter = request.topic_filter
-    replaces = topic_filter in services.table.filters_of(handler)
+    held = services.table.subscription(topic_filter, handler)
+    replaces = held is not None
     changes, ends = moment
     starts = services.deliverer.start_positions(topic_filter)
     starts = {position: max(start, ends.get(position, 0)) for position, start in starts.items()}
@@ -114,7 +117,7 @@ def _add(
         no_local=request.no_local,
         retain_as_published=request.retain_as_published,
         subscription_id=identifier,
-        not_before=None if replaces else starts,
+        not_before=held.not_before if held is not None else starts,  # the log may be read again from before it
     )
     services.table.add(subscription)
     if services.pacer is not None:

@@ -18,6 +18,7 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
     counters = services.counters
     publisher = services.publisher.statistics()
     deliverer = services.deliverer.statistics()
+    catch_up = services.catch_up.statistics()
     return {
         "connections": len(services.connections),
         "clients": len(services.clients),
@@ -28,12 +29,13 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "bytes_received": counters.bytes_received,
         "bytes_sent": counters.bytes_sent,
         "messages_received": counters.messages_received,
-        "messages_sent": deliverer["deliveries"],
+        "messages_sent": deliverer["deliveries"] - catch_up["passed_over"] + catch_up["deliveries"],
         "messages_dropped": counters.messages_dropped + publisher["dropped_records"],
         "wills_published": counters.wills_published,
         "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
         "publisher": publisher,
         "deliverer": {name: value for name, value in deliverer.items() if isinstance(value, int | float)},
+        "catch_up": catch_up,
         "gate": services.access.gate.statistics(),
         "table": services.table.statistics(),
         "retained": _retained_statistics(services),
@@ -60,7 +62,19 @@ _TOTALS = frozenset(
         "cpu_s",
     }
 )
-_GAUGES_BELOW = frozenset({"buffered_bytes", "in_flight_batches", "lanes", "filters", "partitions", "lag_records"})
+_GAUGES_BELOW = frozenset(
+    {
+        "buffered_bytes",
+        "in_flight_batches",
+        "lanes",
+        "filters",
+        "partitions",
+        "lag_records",
+        "subscribers_behind",
+        "partitions_behind",
+        "held_records",
+    }
+)
 
 
 class NodeCollector(Collector):
@@ -74,7 +88,7 @@ class NodeCollector(Collector):
         for name, value in node_statistics(self._services).items():
             if isinstance(value, dict):
                 for inner, figure in value.items():
-                    counter = name in ("publisher", "deliverer") and inner not in _GAUGES_BELOW
+                    counter = name in ("publisher", "deliverer", "catch_up") and inner not in _GAUGES_BELOW
                     yield self._metric(f"{name}_{inner}", figure, counter)
             else:
                 yield self._metric(name, value, name in _TOTALS)

@@ -6,6 +6,7 @@
 | `AppendRecord`, `AppendRetained` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
 | `OpenSubscriptions` | `subscribed` |
 | `CloseSubscriptions` | `unsubscribed` |
+| `FallBehind` | none; what was missed comes by `deliver_late` |
 | `PublishWill`, `PauseReading`, `ResumeReading`, `CloseConnection` | none |
 
 The shape follows mitmproxy's `proxy/commands.py`; a packet to send is not an effect but bytes in `SessionEngine.out`.
@@ -88,6 +89,14 @@ class ResumeReading:
 
 
 @dataclass(slots=True)
+class FallBehind:
+    """The buffer is full: this partition is needed from `offset` on, when there is room again."""
+
+    position: tuple[str, int]
+    offset: int
+
+
+@dataclass(slots=True)
 class CloseConnection:
     """Write what is in `out`, then close the network connection."""
 
@@ -102,5 +111,6 @@ Effect = (
     | PublishWill
     | PauseReading
     | ResumeReading
+    | FallBehind
     | CloseConnection
 )

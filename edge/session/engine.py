@@ -17,6 +17,7 @@ from edge.session.effects import (
     CloseConnection,
     CloseSubscriptions,
     Effect,
+    FallBehind,
     OpenSubscriptions,
     PauseReading,
     PublishWill,
@@ -245,7 +246,23 @@ class SessionEngine:
             return
         outgoing.deliver(delivery, grant, self._wall_ms(now) if delivery.expiry_s is not None else 0)
         if outgoing.overflowed:
-            self.disconnect(ReasonCode.QUOTA_EXCEEDED, "the client does not keep up with its QoS 1 messages")
+            outgoing.overflowed = False
+            self.effects.append(FallBehind((delivery.kafka_topic, delivery.partition), delivery.offset))
+
+    def deliver_late(self, delivery: Delivery, grant: Grant, now: float) -> bool:
+        """A message that was missed and read from the log again; False: no room. Half the buffer is left to what comes
+        live."""
+        outgoing = self.outgoing
+        if outgoing is None or not outgoing.has_room_for(len(delivery.payload), share=2):
+            return False
+        self.deliver(delivery, grant, now)
+        return True
+
+    def pass_over(self, delivery: Delivery, grant: Grant) -> None:
+        """A message that cannot be taken now: QoS 0 is dropped and counted, the others are in the log."""
+        is_own = grant.no_local and delivery.client_id == self.client_id
+        if not (delivery.qos and grant.qos) and not is_own and self.outgoing is not None:
+            self.outgoing.dropped += 1
 
     def writing_paused(self) -> None:
         """The socket takes no more: deliveries wait in the bounded buffer."""

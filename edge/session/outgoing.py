@@ -19,7 +19,7 @@ class Outgoing:
 
     What cannot be sent now waits in a buffer of `queue_length_max` messages and `queue_bytes_max` bytes. A QoS 0
     message that does not fit is dropped and counted; a QoS 1 message that does not fit sets `overflowed`, on which
-    the engine acts: it is never dropped in silence.
+    the engine acts: it and what follows is read from the log again, later.
     """
 
     __slots__ = (
@@ -118,6 +118,19 @@ class Outgoing:
     def has_room(self) -> bool:
         """Whether one more message would be sent at once."""
         return self.writable and not self._queue and len(self.inflight) < self._window
+
+    @property
+    def is_low(self) -> bool:
+        """Whether so little waits (a quarter of the buffer) that reading the log again is worth its while."""
+        queue = self._queue
+        return not queue or (len(queue) * 4 < self._length_max and self._queue_bytes * 4 < self._bytes_max)
+
+    def has_room_for(self, payload_bytes: int, share: int = 1) -> bool:
+        """Whether one more message is sent, or fits into the buffer or the given part of it; an empty one takes any."""
+        queue = self._queue
+        return not queue or (
+            len(queue) < self._length_max // share and self._queue_bytes + payload_bytes <= self._bytes_max // share
+        )
 
     @property
     def queue_length(self) -> int:

@@ -161,6 +161,22 @@ class Deliver:
 
 
 @dataclass(frozen=True)
+class DeliverLate:
+    """A record that the client missed was read again; `Playbook.taken` says whether there was room."""
+
+    delivery: Delivery
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class PassOver:
+    """A record comes live of a partition that is read again for this client."""
+
+    delivery: Delivery
+    grant: Grant
+
+
+@dataclass(frozen=True)
 class Lost:
     """The network connection is gone."""
 
@@ -213,6 +229,7 @@ class Playbook:
             limits, capabilities or Capabilities(), target_of, lambda: "assigned", self.now, wall_offset_ms
         )
         self.records: dict[int, AppendRecord] = {}
+        self.taken = False
         self._packets: list[Packet] = []
         self._effects: list[Any] = []
         self._framer = Framer(1 << 28)
@@ -238,6 +255,10 @@ class Playbook:
                 engine.unsubscribed(event.packet_id, event.reason_codes, self.now)
             case Deliver():
                 engine.deliver(event.delivery, event.grant, self.now)
+            case DeliverLate():
+                self.taken = engine.deliver_late(event.delivery, event.grant, self.now)
+            case PassOver():
+                engine.pass_over(event.delivery, event.grant)
             case Lost():
                 engine.connection_lost()
             case ServerDisconnect():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.playbook import (
     LIMITS,
     START_S,
+    Appended,
     Deliver,
+    DeliverLate,
     Lost,
+    PassOver,
     Playbook,
     Subscribed,
     TimePasses,
@@ -22,18 +26,21 @@ from support.playbook import (
     subscribed,
 )
 
+from bridge.delivery import Delivery
 from edge.session.effects import (
-    CloseConnection,
+    AppendRecord,
     CloseSubscriptions,
+    FallBehind,
     OpenSubscriptions,
     PauseReading,
-    PublishWill,
     ResumeReading,
 )
 from edge.session.outgoing import PACKET_ID_MAX, Outgoing
 from edge.wire import (
     Connect,
     Disconnect,
+    Pingreq,
+    Pingresp,
     Properties,
     Puback,
     Publish,
@@ -206,25 +213,64 @@ def test_one_message_larger_than_the_buffer_still_passes() -> None:
     assert [len(payload) for payload in payloads(book)] == [5_000]
 
 
-def test_qos_1_beyond_the_buffer_ends_the_connection() -> None:
-    """Never dropped in silence: 0x97, and the will."""
-    book = subscribed(5, Connect(5, "c", will=Will("w"), keep_alive_s=60), limits=SMALL)
+HERE = ("mqtt.messages", 0)
+
+
+def numbered(number: int, qos: int = 1, **fields: Any) -> Delivery:
+    return delivery(payload=b"%d" % number, qos=qos, offset=number, **fields)
+
+
+@BOTH
+def test_qos_1_beyond_the_buffer_is_needed_from_the_log(version: int) -> None:
+    """Never dropped in silence, and no reason to end the connection: the log has it."""
+    book = subscribed(version, Connect(version, "c", will=Will("w"), keep_alive_s=60), limits=SMALL)
     book >> WritingPaused()
     for number in range(4):
-        book >> Deliver(delivery(payload=b"%d" % number), grant())
-    assert book.packet(Disconnect).reason_code is ReasonCode.QUOTA_EXCEEDED
-    book << PublishWill
-    book.closed()
-    book >> Deliver(delivery(), grant()) >> WritingResumed()
-    assert not [packet for packet in book.packets() if isinstance(packet, Publish)]
+        book >> Deliver(numbered(number), grant())
+    book << FallBehind(HERE, 3)
+    book.silent()
+    assert book.engine.statistics()["dropped"] == 0
+    book >> DeliverLate(numbered(3), grant())
+    assert not book.taken
+    book >> WritingResumed()
+    assert payloads(book) == [b"0", b"1", b"2"]
+    book >> DeliverLate(numbered(3), grant()) >> Deliver(numbered(4), grant())
+    assert book.taken
+    assert payloads(book) == [b"3", b"4"]
+    book.silent()
 
 
-def test_qos_1_beyond_the_buffer_in_version_3() -> None:
+def test_qos_1_beyond_the_window_and_the_buffer_in_version_3() -> None:
     book = subscribed(4, limits=SMALL)
     for number in range(32 + 4):
-        book >> Deliver(delivery(payload=b"%d" % number), grant())
+        book >> Deliver(numbered(number), grant())
     assert len(publishes(book)) == 32
+    book << FallBehind(HERE, 35)
+    book.silent()
+    for packet_id in (1, 2, 3):
+        book >> Puback(packet_id)
+    assert payloads(book) == [b"32", b"33", b"34"]
+    book >> DeliverLate(numbered(35), grant()) >> Puback(4)
+    assert payloads(book) == [b"35"]
+
+
+def test_a_client_that_is_behind_lives_on() -> None:
+    """PINGs are answered, its own messages are taken, and it is closed only when it is silent."""
+    book = subscribed(5, limits=SMALL)
+    for number in range(32 + 4):
+        book >> Deliver(numbered(number), grant())
+    book.packets()
+    book << FallBehind(HERE, 35)
+    for _ in range(5):
+        book >> TimePasses(50) >> Pingreq() << Pingresp()
+    book >> Publish(b"a", b"x", 1, packet_id=1) << AppendRecord
+    book >> Appended(1) << Puback(1)
+    book.silent()
+    book >> TimePasses(100)
+    assert book.packet(Disconnect).reason_code is ReasonCode.KEEP_ALIVE_TIMEOUT
     book.closed()
+    book >> DeliverLate(numbered(35), grant())
+    book.silent()
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -425,9 +471,74 @@ def test_a_socket_that_was_full_before_the_first_subscription() -> None:
     assert payloads(book) == [b"x"]
 
 
-def test_the_close_of_an_overflowing_client_is_one() -> None:
+def test_every_message_that_does_not_fit_says_where_it_is() -> None:
+    """The handler keeps the first of them; an overflow of the past does not spoil what fits later."""
     book = subscribed(5, limits=SMALL)
     book >> WritingPaused()
-    for _ in range(10):
-        book >> Deliver(delivery(), grant())
-    assert [type(effect) for effect in book.effects()] == [CloseConnection]
+    for number in range(10):
+        book >> Deliver(numbered(number), grant())
+    assert book.effects() == [FallBehind(HERE, number) for number in range(3, 10)]
+    book >> WritingResumed() >> WritingPaused()
+    assert payloads(book) == [b"0", b"1", b"2"]
+    book >> Deliver(numbered(10), grant())
+    book.silent()
+
+
+def test_messages_that_were_missed_take_half_the_buffer() -> None:
+    limits = replace(LIMITS, buffer_messages_max=8, buffer_bytes_max=1_000)
+    book = subscribed(5, limits=limits)
+    book >> WritingPaused()
+    taken = []
+    for number in range(6):
+        book >> DeliverLate(numbered(number), grant())
+        taken.append(book.taken)
+    assert taken == [True] * 4 + [False] * 2
+    for number in (4, 5, 6, 7):
+        book >> Deliver(numbered(number), grant())
+    book.silent()
+    book >> WritingResumed()
+    assert payloads(book) == [b"%d" % number for number in range(8)]
+    book >> WritingPaused() >> DeliverLate(delivery(payload=bytes(5_000)), grant())
+    assert book.taken, "an empty buffer takes any message"
+    book >> DeliverLate(delivery(), grant())
+    assert not book.taken
+    book >> WritingResumed() >> WritingPaused()
+    book >> DeliverLate(delivery(payload=bytes(400)), grant()) >> DeliverLate(delivery(payload=bytes(101)), grant())
+    assert not book.taken
+    book >> DeliverLate(delivery(payload=bytes(100)), grant())
+    assert book.taken
+
+
+def test_when_reading_again_is_worth_its_while() -> None:
+    limits = replace(LIMITS, buffer_messages_max=8, buffer_bytes_max=1_000)
+    book = subscribed(5, Connect(5, "c", properties=Properties(receive_maximum=1)), limits=limits)
+    book >> Deliver(numbered(0), grant())
+    outgoing = book.engine.outgoing
+    assert outgoing is not None
+    assert outgoing.is_low
+    for number in (1, 2, 3):
+        book >> Deliver(numbered(number), grant())
+    assert not outgoing.is_low
+    book >> Puback(1) >> Puback(2)
+    assert outgoing.is_low
+    book >> Deliver(delivery(payload=bytes(250)), grant())
+    assert not outgoing.is_low
+
+
+def test_what_is_passed_over_is_counted_when_the_log_does_not_bring_it() -> None:
+    book = subscribed(5)
+    for qos, granted, counted in ((1, 1, 0), (0, 1, 1), (1, 0, 1), (2, 1, 0), (0, 0, 1)):
+        before = book.engine.statistics()["dropped"]
+        book >> PassOver(numbered(1, qos), grant(granted))
+        assert book.engine.statistics()["dropped"] - before == counted
+        book >> PassOver(numbered(1, qos, client_id="c"), grant(granted, no_local=True))  # not meant for it anyway
+        assert book.engine.statistics()["dropped"] - before == counted
+    book.silent()
+
+
+def test_late_messages_of_ones_own_are_done_with() -> None:
+    """[MQTT5-3.8.3-3]"""
+    book = subscribed(5)
+    book >> DeliverLate(numbered(1, client_id="c"), grant(no_local=True))
+    assert book.taken
+    book.silent()

@@ -1,0 +1,397 @@
+"""Reads the log again for subscribers that are behind: the slow way out, beside the deliverer's fast one.
+
+A subscriber whose buffer is full does not keep what comes then: it is *behind* on that partition from that record on.
+It gets nothing of the partition live until it is through; the log holds what it needs. One reader per node, without a
+group, serves all who are behind:
+
+* a *need* is the offset of the next record that a subscriber is due on a partition where it is behind;
+* each partition is read from the lowest need of those who have room, and whoever needs a record that passes gets it: a
+  thousand subscribers that are behind at one place cost one scan;
+* who has no room any more keeps its need; `CatchUp.wake` says that it has some again;
+* a need that has come to where the deliverer is ends in the same step: everything below has been handed out live,
+  nothing at or above. So live delivery takes over with the next record, without a gap and without a duplicate.
+
+What is held here is one answer of the log at most, whoever is behind and however far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bridge.deliverer import Deliverer
+from bridge.delivery import Delivery, read_delivery, read_topic_name
+from bridge.log import Log, LogConsumer, LogError, LogTruncated, Position, Record
+from bridge.partitioning import RouteTable
+from bridge.subscriptions import Grant, Shards, Subscriber, SubscriptionTable
+from schemas.errors import HeadwaterError
+
+log = logging.getLogger(__name__)
+
+FETCH_TIMEOUT_S = 0.5  # Kafka does not answer: who needs another partition waits no longer than this
+GATHER_S = 0.005  # who has room within this time rides on the same scan
+NAMES_MAX = 4_096  # remembered with those behind who match: 1 MiB
+RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
+
+
+class LateSubscriber(Subscriber, Protocol):
+    """A subscriber that can be behind. While it is, it passes over what is delivered live of that partition."""
+
+    def deliver_late(self, delivery: Delivery, grant: Grant, /) -> bool:
+        """Take a delivery that was read again, now and without waiting; False: no room, it comes again after `wake`."""
+        ...
+
+    def caught_up(self, position: Position, /) -> None:
+        """Live delivery of the partition takes over with the next record."""
+        ...
+
+    def records_lost(self, position: Position, first: int, following: int, /) -> None:
+        """The records from `first` up to `following` were deleted from the log before they could be read again."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Late:
+    """One subscriber that is behind; where to go on, by partition."""
+
+    subscriber: LateSubscriber
+    needs: dict[Position, int] = field(default_factory=dict)
+    has_room: bool = False
+
+
+_Chunk = tuple[Position, int, Sequence[Record]]
+"""Records of a partition, with the offset from which on they are all there are."""
+
+
+class CatchUp:
+    """Serves the subscribers of one deliverer that are behind. `after_batch` runs before the pump gives way."""
+
+    def __init__(
+        self,
+        source: Log,
+        table: SubscriptionTable,
+        routes: RouteTable,
+        deliverer: Deliverer,
+        after_batch: Callable[[], None],
+        *,
+        read_committed: bool = False,
+        gather_s: float = GATHER_S,
+        clock_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._log = source
+        self._table = table
+        self._routes = routes
+        self._deliverer = deliverer
+        self._after_batch = after_batch
+        self._read_committed = read_committed
+        self._gather_s = gather_s
+        self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
+        self._late: dict[Subscriber, _Late] = {}
+        self._partitions: dict[Position, dict[Subscriber, _Late]] = {}
+        self._consumer: LogConsumer | None = None
+        self._reading: dict[Position, int] = {}  # what the reader is assigned, with its next offset
+        self._held: dict[Position, _Chunk] = {}  # fetched, and nobody had room for its end
+        self._names: dict[bytes, tuple[Shards, list[Grant]]] = {}  # who of those behind matches a name
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._stopped = False
+        self.passed_over = 0  # live deliveries that subscribers behind did not take; they count them here
+        self._counts = dict.fromkeys(
+            (
+                "fallen_behind",
+                "records",
+                "deliveries",
+                "passes",
+                "expired_records",
+                "truncations",
+                "truncated_records",
+                "subscriber_errors",
+                "pump_errors",
+                "log_errors",
+            ),
+            0,
+        )
+
+    async def stop(self) -> None:
+        """Read nothing more."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    # What subscribers say
+
+    def fall_behind(self, subscriber: LateSubscriber, position: Position, offset: int) -> None:
+        """The subscriber needs the partition from `offset` on; while it is behind there, the first call counts.
+
+        It has no room now: nothing comes before `wake`.
+        """
+        late = self._late.get(subscriber)
+        if late is None:
+            late = self._late[subscriber] = _Late(subscriber)
+            self._names.clear()
+        late.has_room = False
+        if position in late.needs:
+            return
+        self._counts["fallen_behind"] += 1
+        late.needs[position] = offset
+        self._partitions.setdefault(position, {})[subscriber] = late
+        if self._task is None and not self._stopped:
+            self._task = asyncio.get_running_loop().create_task(self._pump(), name="headwater-catch-up")
+
+    def wake(self, subscriber: LateSubscriber) -> None:
+        """The subscriber has room again."""
+        late = self._late.get(subscriber)
+        if late is not None and not late.has_room:
+            late.has_room = True
+            self._woken.set()
+
+    def filters_removed(self, subscriber: LateSubscriber) -> None:
+        """The subscriber has given up subscriptions: it is behind only where another one of them can match."""
+        late = self._late.get(subscriber)
+        if late is None:
+            return
+        needed: set[Position] = set()
+        for topic_filter in self._table.filters_of(subscriber):
+            needed |= self._routes.partitions(topic_filter)
+        for position in late.needs.keys() - needed:
+            self._release(late, position)
+
+    def forget(self, subscriber: LateSubscriber) -> None:
+        """The subscriber is gone."""
+        late = self._late.get(subscriber)
+        if late is not None:
+            for position in list(late.needs):
+                self._drop(late, position)
+
+    def statistics(self) -> dict[str, int]:
+        """Figures for /metrics; `records` and `deliveries` are what was read and handed over again."""
+        return {
+            **self._counts,
+            "passed_over": self.passed_over,
+            "subscribers_behind": len(self._late),
+            "partitions_behind": len(self._partitions),
+            "held_records": sum(len(records) for _, _, records in self._held.values()),
+        }
+
+    def _release(self, late: _Late, position: Position) -> None:
+        self._drop(late, position)
+        try:
+            late.subscriber.caught_up(position)
+        except Exception:
+            self._subscriber_failed()
+
+    def _drop(self, late: _Late, position: Position) -> None:
+        del late.needs[position]
+        if not late.needs:
+            del self._late[late.subscriber]
+            self._names.clear()
+        there = self._partitions[position]
+        del there[late.subscriber]
+        if not there:
+            del self._partitions[position]
+        self._woken.set()  # the pump may be through
+
+    # The pump
+
+    async def _pump(self) -> None:
+        wait_s = RETRY_S_MIN
+        while self._late:
+            try:
+                await self._turn()
+                wait_s = RETRY_S_MIN
+            except LogTruncated as error:
+                self._truncated(error)
+                await asyncio.sleep(0)
+            except LogError as error:
+                self._counts["log_errors"] += 1
+                log.warning("nothing can be read again now: %s", error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, RETRY_S_MAX)
+            except Exception:
+                # A fault of ours must not end catch-up: a need moves only behind what was handed over
+                self._counts["pump_errors"] += 1
+                log.exception("catch-up goes on after an unexpected error")
+                self._reading.clear()
+                self._held.clear()
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, RETRY_S_MAX)
+        self._task = None
+        self._held.clear()
+        self._assign({})
+
+    async def _turn(self) -> None:
+        """Read once, hand over, give way; or wait until somebody has room."""
+        self._woken.clear()
+        wanted = self._wanted()
+        if not wanted:
+            await self._wait()
+            return
+        for position, start, records in self._take_held(wanted) or await self._fetch(wanted):
+            self._hand_over(position, start, records)
+        self._after_batch()
+        await asyncio.sleep(0)
+
+    async def _wait(self) -> None:
+        for position in list(self._partitions):
+            self._release_where_live(position)
+        if any(map(self._deliverer.is_in_hand, self._partitions)):
+            await asyncio.sleep(0)  # a shard per turn of the loop: soon done
+        elif self._late:
+            await self._woken.wait()
+            await asyncio.sleep(self._gather_s if len(self._late) > 1 else 0)
+            self._counts["passes"] += 1
+
+    def _wanted(self) -> dict[Position, int]:
+        """Where to read on, by partition: the lowest need of those who have room."""
+        wanted: dict[Position, int] = {}
+        for position, there in self._partitions.items():
+            live = self._deliverer.position_of(position)
+            lowest = min((late.needs[position] for late in there.values() if late.has_room), default=None)
+            if lowest is not None and live is not None and lowest < live:
+                wanted[position] = lowest
+        return wanted
+
+    def _release_where_live(self, position: Position) -> None:
+        """Those who have come to where the deliverer is go on live; all, when the node reads the partition no more."""
+        if self._deliverer.is_in_hand(position):
+            return  # some have passed over the record that is being handed out in shards, others have not seen it yet
+        live = self._deliverer.position_of(position)
+        there = self._partitions[position].values()
+        for late in [each for each in there if live is None or each.needs[position] >= live]:
+            self._release(late, position)
+
+    def _take_held(self, wanted: Mapping[Position, int]) -> list[_Chunk]:
+        """What was fetched before and is wanted now."""
+        taken: list[_Chunk] = []
+        for position, offset in wanted.items():
+            held = self._held.get(position)
+            if held is not None and held[1] <= offset <= held[2][-1].offset:
+                del self._held[position]
+                taken.append((position, offset, [record for record in held[2] if record.offset >= offset]))
+        return taken
+
+    async def _fetch(self, wanted: Mapping[Position, int]) -> list[_Chunk]:
+        self._held.clear()  # nobody who has room wants it
+        if wanted != self._reading:
+            self._assign(wanted)
+        if self._consumer is None:
+            self._consumer = self._log.consumer(None, read_committed=self._read_committed)
+            self._consumer.assign(wanted)
+        chunks: list[_Chunk] = []
+        for position, records in await self._consumer.fetch(FETCH_TIMEOUT_S):
+            self._counts["records"] += len(records)
+            chunks.append((position, self._reading[position], records))
+            self._reading[position] = records[-1].offset + 1
+        return chunks
+
+    def _assign(self, wanted: Mapping[Position, int]) -> None:
+        self._reading = dict(wanted)
+        if self._consumer is not None:
+            self._consumer.assign(wanted)
+
+    def _truncated(self, error: LogTruncated) -> None:
+        """Never a silent gap: counted, said aloud, and told to those who lose something."""
+        self._counts["truncations"] += 1
+        log.error("%s", error)
+        self._reading.clear()
+        self._held.clear()
+        position, start = error.partition, error.start
+        for late in list(self._partitions.get(position, {}).values()):
+            first = late.needs[position]
+            if start < error.position:  # cut at its end: nothing that it holds is lost
+                late.needs[position] = min(first, start)
+            elif first < start:
+                late.needs[position] = start
+                self._counts["truncated_records"] += start - first
+                try:
+                    late.subscriber.records_lost(position, first, start)
+                except Exception:
+                    self._subscriber_failed()
+
+    # Handing over
+
+    def _hand_over(self, position: Position, start: int, records: Sequence[Record]) -> None:
+        """Give the records, which are all from `start` on, to those who need them, as far as the deliverer has come."""
+        there = self._partitions.get(position)
+        live = self._deliverer.position_of(position)
+        if there is None or live is None:
+            return
+        end = min(records[-1].offset + 1, live)
+        riders = {
+            subscriber: late for subscriber, late in there.items() if late.has_room and late.needs[position] >= start
+        }
+        now_ms = self._clock_ms()
+        for record in records:
+            if record.offset >= end or not riders:
+                break
+            self._hand_over_record(position, record, riders, now_ms)
+        for late in riders.values():
+            if position in late.needs:
+                late.needs[position] = max(late.needs[position], end)
+        if position in self._partitions:
+            self._release_where_live(position)
+        if any(start <= late.needs[position] <= records[-1].offset for late in there.values()):
+            self._held[position] = (position, start, records)
+
+    def _hand_over_record(
+        self, position: Position, record: Record, riders: dict[Subscriber, _Late], now_ms: int
+    ) -> None:
+        kafka_topic, partition = position
+        try:
+            name = read_topic_name(kafka_topic, record, self._routes.topic_name_from_key)
+            grants = self._grants(name)
+            if not grants:
+                return
+            delivery = read_delivery(kafka_topic, partition, record, name, {} if len(grants) > 1 else None)
+        except HeadwaterError:
+            return  # the deliverer has put it aside
+        if not delivery.qos:
+            return
+        if delivery.expiry_s is not None and delivery.timestamp_ms + delivery.expiry_s * 1000 <= now_ms:
+            self._counts["expired_records"] += 1  # I15 [MQTT5-3.3.2-5]
+            return
+        offset = record.offset
+        for grant in grants:
+            late = riders.get(grant.subscriber)
+            if late is None or not grant.qos or offset < late.needs.get(position, offset + 1):
+                continue
+            if grant.begins is not None and offset < grant.begins.get(position, 0):
+                continue
+            if self._hand(late, delivery, grant):
+                late.needs[position] = offset + 1
+            else:
+                late.has_room = False
+                late.needs[position] = offset
+                del riders[late.subscriber]
+
+    def _hand(self, late: _Late, delivery: Delivery, grant: Grant) -> bool:
+        try:
+            taken = late.subscriber.deliver_late(delivery, grant)
+        except Exception:
+            self._subscriber_failed()
+            return True
+        self._counts["deliveries"] += taken
+        return taken
+
+    def _grants(self, name: bytes) -> list[Grant]:
+        """Who matches the name and is behind somewhere."""
+        shards = self._table.match_bytes(name)
+        known = self._names.get(name)
+        if known is not None and known[0] is shards:
+            return known[1]
+        if len(self._names) >= NAMES_MAX:
+            self._names.clear()
+        grants = [grant for shard in shards for grant in shard if grant.subscriber in self._late]
+        self._names[name] = (shards, grants)
+        return grants
+
+    def _subscriber_failed(self) -> None:
+        self._counts["subscriber_errors"] += 1
+        log.exception("a subscriber that is behind raised; it did not get what it was told")
