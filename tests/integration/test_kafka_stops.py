@@ -35,11 +35,19 @@ def stoppable(kafka_server: EmbeddedKafka | None, tmp_path: Path) -> Iterator[Em
 
 @contextmanager
 def stopped(server: EmbeddedKafka) -> Iterator[None]:
+    """No thread of Kafka runs in here."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
+        deadline = time.monotonic() + 5
+        while any(_state(task) not in "Tt" for task in Path(f"/proc/{server.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, "Kafka does not stop"
         yield
     finally:
         os.kill(server.pid, signal.SIGCONT)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def readyz(edge: EdgeProcess) -> int:
@@ -71,7 +79,7 @@ async def test_no_puback_without_kafka_and_none_lost_after(stoppable: EmbeddedKa
                 async with dial(one.mqtt) as late, dial(one.mqtt, 4) as later:
                     assert (await late.connect("late")).reason_code is ReasonCode.SERVER_UNAVAILABLE
                     assert (await later.connect("later")).reason_code is ReasonCode.SERVER_UNAVAILABLE
-                assert not any(future.done() for future in futures if future is not None)
+                assert [future for future in futures if future is None or future.done()] == []
                 assert not len(inbox)
             async with asyncio.timeout(30):
                 codes = await asyncio.gather(*(future for future in futures if future is not None))
