@@ -152,6 +152,17 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     def deliver(self, delivery: Delivery, grant: Grant) -> None:
         """A record matched; the bytes leave with the batch (`EdgeServices.flush`)."""
         engine = self.engine
+        outgoing = engine.outgoing
+        if (
+            self.behind is None
+            and self.retaining is None
+            and outgoing is not None
+            and outgoing.take_live(delivery, grant)
+        ):
+            if not self._is_dirty:
+                self._is_dirty = True
+                self.services.dirty.append(self)
+            return
         if self.behind is not None and (delivery.kafka_topic, delivery.partition) in self.behind:
             self._pass_over(delivery, grant)
             return
@@ -203,9 +214,12 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     def record_appended(self, token: Any, offset: int) -> None:
         """Kafka has acknowledged one of our records."""
         engine = self.engine
-        engine.record_appended(token)
-        if engine.effects:
-            self._perform()
+        if engine.paused or engine.incoming is None:
+            engine.record_appended(token)
+            if engine.effects:
+                self._perform()
+        else:  # the same, short: one per message
+            engine.incoming.acknowledge(token.packet_id)
         if not self._is_dirty and engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)

@@ -80,7 +80,6 @@ class SessionEngine:
         "_leaving",
         "_limits",
         "_new_client_id",
-        "_paused",
         "_rate",
         "_read_again_at",
         "_writable",
@@ -91,6 +90,7 @@ class SessionEngine:
         "negotiated",
         "out",
         "outgoing",
+        "paused",
         "protocol_version",
         "reason",
         "resolve",
@@ -117,7 +117,7 @@ class SessionEngine:
         self._last_received = now
         self._held: list[Packet] | None = None
         self._leaving: Disconnect | None = None  # waits among the held; nothing behind it is read
-        self._paused = 0
+        self.paused = 0
         self._writable = True
         self._read_again_at: float | None = None
         self._rate: ClientRate | None = None
@@ -208,7 +208,7 @@ class SessionEngine:
         incoming = self.incoming
         assert incoming is not None
         incoming.acknowledge(record.packet_id)
-        if self._paused and self._paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
+        if self.paused and self.paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
             self._resume(_UNACKNOWLEDGED)
 
     def record_refused(self, record: AppendRecord, reason_code: ReasonCode, reason: str) -> None:
@@ -300,6 +300,8 @@ class SessionEngine:
         connected = self.state is ConnectionState.CONNECTED
         self.state = next_state(self.state, ConnectionEvent.CONNECTION_LOST)
         self.reason = self.reason or "connection lost"
+        if self.outgoing is not None:
+            self.outgoing.writable = False
         if connected:
             self._publish_will()
 
@@ -313,7 +315,7 @@ class SessionEngine:
                 self.state = next_state(self.state, ConnectionEvent.CONNECT_TIMEOUT)
                 self._close("no CONNECT within the time limit")
         elif self.state is ConnectionState.CONNECTED and self._silent_until() <= now:
-            if self._paused & ~_UNREAD:  # it is we who do not listen: the silence starts anew
+            if self.paused & ~_UNREAD:  # it is we who do not listen: the silence starts anew
                 self._last_received = now
                 return
             self.state = next_state(self.state, ConnectionEvent.KEEP_ALIVE_EXPIRED)
@@ -487,6 +489,8 @@ class SessionEngine:
         self._close(reason)
 
     def _close(self, reason: str) -> None:
+        if self.outgoing is not None:
+            self.outgoing.writable = False  # nothing is sent any more [MQTT5-3.14.4-1]
         self.reason = reason
         self._held = None
         self.effects.append(CloseConnection(reason))
@@ -529,14 +533,14 @@ class SessionEngine:
             self._violated(violation)
 
     def _pause(self, why: int) -> None:
-        if not self._paused:
+        if not self.paused:
             self.effects.append(PauseReading())
-        self._paused |= why
+        self.paused |= why
 
     def _resume(self, why: int) -> None:
-        if self._paused and not (self._paused & ~why):
+        if self.paused and not (self.paused & ~why):
             self.effects.append(ResumeReading())
-        self._paused &= ~why
+        self.paused &= ~why
 
     def _silent_until(self) -> float:
         assert self.negotiated is not None

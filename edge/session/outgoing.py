@@ -81,6 +81,37 @@ class Outgoing:
         else:
             self._send(delivery, qos, retain, grant.subscription_ids, wall_ms)
 
+    def take_live(self, delivery: Delivery, grant: Grant) -> bool:
+        """The short way for nearly all deliveries: sent at once, or False, and `deliver` goes the long way.
+
+        Nothing waits, the window and the socket have room, the client takes packets of any size, the message does not
+        expire, and nobody minds who sent it. Both ways send the same bytes.
+        """
+        if not self.writable or self._queue or self._is_limited or grant.no_local or delivery.expiry_s is not None:
+            return False
+        qos = delivery.qos if delivery.qos < grant.qos else grant.qos
+        inflight = self.inflight
+        if qos and len(inflight) >= self._window:
+            return False
+        retain = delivery.retain and grant.retain_as_published
+        frames = delivery.frames
+        frame: Frame | None = None
+        if frames is not None and not grant.subscription_ids:
+            frame = frames.get(self._frame_key | qos | (4 if retain else 0))
+        if frame is None:
+            frame = publish_frame(delivery, self._version, qos, retain, grant.subscription_ids, 0)
+        self.sent += 1
+        if not qos:
+            self._out.append(frame[0])
+            return True
+        packet_id = self._last_id + 1
+        if packet_id > PACKET_ID_MAX or packet_id in inflight:
+            packet_id = self._free_packet_id()
+        self._last_id = packet_id
+        inflight[packet_id] = delivery
+        self._out += (frame[0], _PACKET_IDS[packet_id], frame[1])
+        return True
+
     def take_acknowledgements(self, data: bytes, now: float, wall_offset_ms: float) -> int:
         """The short way: the plain PUBACK packets at the front of a read that acknowledge something in flight, and how
         many bytes they were. The long way goes on behind them."""
@@ -165,13 +196,15 @@ class Outgoing:
         if not qos:
             self._out.append(head)
             return
-        inflight = self.inflight
-        packet_id = self._last_id + 1
-        while packet_id > PACKET_ID_MAX or packet_id in inflight:  # bounded: the window is below 65,535
-            packet_id = 1 if packet_id >= PACKET_ID_MAX else packet_id + 1
-        self._last_id = packet_id
-        inflight[packet_id] = delivery
+        self._last_id = packet_id = self._free_packet_id()
+        self.inflight[packet_id] = delivery
         self._out += (head, _PACKET_IDS[packet_id], tail)
+
+    def _free_packet_id(self) -> int:
+        packet_id = self._last_id + 1
+        while packet_id > PACKET_ID_MAX or packet_id in self.inflight:  # bounded: the window is below 65,535
+            packet_id = 1 if packet_id >= PACKET_ID_MAX else packet_id + 1
+        return packet_id
 
     def _enqueue(self, queued: Queued) -> None:
         queue = self._queue
