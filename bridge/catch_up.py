@@ -11,7 +11,8 @@ group, serves all who are behind:
 * a need that has come to where the deliverer is ends in the same step: everything below has been handed out live,
   nothing at or above. So live delivery takes over with the next record, without a gap and without a duplicate.
 
-What is held here is one answer of the log at most, whoever is behind and however far.
+What was read is held for a while, for those who have no room for it yet and those who come to it later: bounded,
+whoever is behind and however far.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,6 +37,9 @@ log = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 0.5  # Kafka does not answer: who needs another partition waits no longer than this
 GATHER_S = 0.005  # who has room within this time rides on the same scan
 NAMES_MAX = 4_096  # remembered with those behind who match: 1 MiB
+HELD_CHUNKS_MAX = 64  # looked through in every turn
+HELD_RECORDS_MAX = 16_384  # 32 full places where somebody goes on without reading again
+HELD_BYTES_MAX = 8 * 1024 * 1024  # of payloads; one answer of the log may be larger
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 
 
@@ -94,7 +99,9 @@ class CatchUp:
         self._partitions: dict[Position, dict[Subscriber, _Late]] = {}
         self._consumer: LogConsumer | None = None
         self._reading: dict[Position, int] = {}  # what the reader is assigned, with its next offset
-        self._held: dict[Position, _Chunk] = {}  # fetched, and nobody had room for its end
+        self._held: OrderedDict[tuple[Position, int], Sequence[Record]] = OrderedDict()  # the one used last at its end
+        self._held_records = 0
+        self._held_bytes = 0
         self._names: dict[bytes, tuple[Shards, list[Grant]]] = {}  # who of those behind matches a name
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -177,7 +184,8 @@ class CatchUp:
             "passed_over": self.passed_over,
             "subscribers_behind": len(self._late),
             "partitions_behind": len(self._partitions),
-            "held_records": sum(len(records) for _, _, records in self._held.values()),
+            "held_records": self._held_records,
+            "held_bytes": self._held_bytes,
         }
 
     def _release(self, late: _Late, position: Position) -> None:
@@ -219,11 +227,11 @@ class CatchUp:
                 self._counts["pump_errors"] += 1
                 log.exception("catch-up goes on after an unexpected error")
                 self._reading.clear()
-                self._held.clear()
+                self._let_go_of_all()
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, RETRY_S_MAX)
         self._task = None
-        self._held.clear()
+        self._let_go_of_all()
         self._assign({})
 
     async def _turn(self) -> None:
@@ -270,15 +278,39 @@ class CatchUp:
     def _take_held(self, wanted: Mapping[Position, int]) -> list[_Chunk]:
         """What was fetched before and is wanted now."""
         taken: list[_Chunk] = []
-        for position, offset in wanted.items():
-            held = self._held.get(position)
-            if held is not None and held[1] <= offset <= held[2][-1].offset:
-                del self._held[position]
-                taken.append((position, offset, [record for record in held[2] if record.offset >= offset]))
+        for key, records in list(self._held.items()):
+            position, start = key
+            offset = wanted.get(position, -1)
+            if start <= offset <= records[-1].offset:
+                self._held.move_to_end(key)
+                taken.append((position, offset, [record for record in records if record.offset >= offset]))
+                wanted = {each: at for each, at in wanted.items() if each != position}
         return taken
 
+    def _hold(self, position: Position, start: int, records: Sequence[Record]) -> None:
+        key = (position, start)
+        if key in self._held:
+            self._let_go(key)
+        self._held[key] = records
+        self._held_records += len(records)
+        self._held_bytes += _size(records)
+        while len(self._held) > 1 and (
+            len(self._held) > HELD_CHUNKS_MAX
+            or self._held_records > HELD_RECORDS_MAX
+            or self._held_bytes > HELD_BYTES_MAX
+        ):
+            self._let_go(next(iter(self._held)))
+
+    def _let_go(self, key: tuple[Position, int]) -> None:
+        records = self._held.pop(key)
+        self._held_records -= len(records)
+        self._held_bytes -= _size(records)
+
+    def _let_go_of_all(self) -> None:
+        self._held.clear()
+        self._held_records = self._held_bytes = 0
+
     async def _fetch(self, wanted: Mapping[Position, int]) -> list[_Chunk]:
-        self._held.clear()  # nobody who has room wants it
         if wanted != self._reading:
             self._assign(wanted)
         if self._consumer is None:
@@ -286,9 +318,11 @@ class CatchUp:
             self._consumer.assign(wanted)
         chunks: list[_Chunk] = []
         for position, records in await self._consumer.fetch(FETCH_TIMEOUT_S):
+            start = self._reading[position]
             self._counts["records"] += len(records)
-            chunks.append((position, self._reading[position], records))
             self._reading[position] = records[-1].offset + 1
+            self._hold(position, start, records)
+            chunks.append((position, start, records))
         return chunks
 
     def _assign(self, wanted: Mapping[Position, int]) -> None:
@@ -301,7 +335,7 @@ class CatchUp:
         self._counts["truncations"] += 1
         log.error("%s", error)
         self._reading.clear()
-        self._held.clear()
+        self._let_go_of_all()
         position, start = error.partition, error.start
         for late in list(self._partitions.get(position, {}).values()):
             first = late.needs[position]
@@ -337,8 +371,10 @@ class CatchUp:
                 late.needs[position] = max(late.needs[position], end)
         if position in self._partitions:
             self._release_where_live(position)
-        if any(start <= late.needs[position] <= records[-1].offset for late in there.values()):
-            self._held[position] = (position, start, records)
+        lowest = min((late.needs[position] for late in there.values()), default=None)
+        for key in [key for key in self._held if key[0] == position]:
+            if lowest is None or self._held[key][-1].offset < lowest:
+                self._let_go(key)
 
     def _hand_over_record(
         self, position: Position, record: Record, riders: dict[Subscriber, _Late], now_ms: int
@@ -395,3 +431,7 @@ class CatchUp:
     def _subscriber_failed(self) -> None:
         self._counts["subscriber_errors"] += 1
         log.exception("a subscriber that is behind raised; it did not get what it was told")
+
+
+def _size(records: Sequence[Record]) -> int:
+    return sum(len(record.value or b"") for record in records)

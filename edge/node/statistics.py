@@ -73,6 +73,7 @@ _GAUGES_BELOW = frozenset(
         "subscribers_behind",
         "partitions_behind",
         "held_records",
+        "held_bytes",
     }
 )
 

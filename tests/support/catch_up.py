@@ -129,9 +129,11 @@ class Bench:
 
     async def live(self) -> None:
         """Until everything in the log has been handed out live."""
-        await self.eventually(
-            lambda: all(self.log.partition(each).end == at for each, at in self.deliverer.positions().items())
-        )
+
+        def is_handed_out(position: Position, at: int) -> bool:
+            return self.log.partition(position).end == at and not self.deliverer.is_in_hand(position)
+
+        await self.eventually(lambda: all(is_handed_out(*each) for each in self.deliverer.positions().items()))
         await turns(10)
 
     async def eventually(self, condition: Callable[[], bool]) -> None:
