@@ -83,14 +83,18 @@ class EdgeServices:
     _flush_handle: asyncio.Handle | None = None
 
     def flush_soon(self) -> None:
-        """Flush at the end of this turn of the loop: batches of several partitions become known in one turn, and a
-        connection that has something in all of them still gets one write."""
+        """Flush at the end of this turn of the loop, for answers: batches of several partitions become known in one
+        turn, and a connection that has something in all of them still gets one write. Deliveries are flushed at once,
+        before the next fetch is sent: a system call may take longer than all the rest."""
         if self._flush_handle is None:
-            self._flush_handle = self.loop.call_soon(self.flush)
+            self._flush_handle = self.loop.call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush_handle = None
+        self.flush()
 
     def flush(self) -> None:
         """One write per connection that has something to send."""
-        self._flush_handle = None
         dirty = self.dirty
         if dirty:
             self.dirty = []

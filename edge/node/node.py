@@ -162,7 +162,7 @@ class EdgeNode:
         table = SubscriptionTable()
         publisher = Publisher(self._log, lambda: self.services.flush_soon())
         deliverer = Deliverer(
-            self._log, routes, table, config.node_id, lambda: self.services.flush_soon(), publisher=publisher
+            self._log, routes, table, config.node_id, lambda: self.services.flush(), publisher=publisher
         )
         events = EventLog(publisher.append, config.node_id)
         return EdgeServices(
