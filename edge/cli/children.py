@@ -53,7 +53,7 @@ class Child:
         if self._log_path is not None:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             self._log = self._log_path.open("ab")
-        command = [sys.executable, "-m", "edge.cli.app", "edge", "--config", "-", "--json"]
+        command = [sys.executable, "-P", "-m", "edge.cli.app", "edge", "--config", "-", "--json"]
         self._process = await asyncio.create_subprocess_exec(
             *command,
             "--workers",

@@ -49,6 +49,7 @@ class SparkJob:
         arguments += ("--checkpoint", str(folder / "checkpoint"), "--topic-filter", TOPIC_FILTER)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # the installed package, not what happens to lie in the working folder
             "-m",
             "spark_streaming.submit",
             *arguments,

@@ -184,7 +184,10 @@ class SessionEngine:
         assert self.negotiated is not None
         self.state = next_state(self.state, ConnectionEvent.ACCEPTED)
         answer = connack(self.negotiated, self._limits, self._capabilities, session_present)
-        self._send(answer)
+        if not self._send(answer):  # no CONNACK fits: the client would wait for ever
+            self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
+            self._close("CONNACK is larger than the client's Maximum Packet Size")
+            return
         self._framer.packet_bytes_max = self._limits.packet_bytes_max
         if self._limits.messages_per_s or self._limits.bytes_per_s:
             self._rate = ClientRate(self._limits)
@@ -558,14 +561,16 @@ class SessionEngine:
         encoded = encode_within(packet, MQTT_5, negotiated.packet_bytes_max)  # [MQTT5-3.4.2-2]
         return encoded if encoded is not None else encode(Puback(packet_id, reason_code), MQTT_5)
 
-    def _send(self, packet: Packet) -> None:
+    def _send(self, packet: Packet) -> bool:
+        """Whether the packet is one that the client takes [MQTT5-3.1.2-24]; else it is left out."""
         packet_bytes_max = self.negotiated.packet_bytes_max if self.negotiated is not None else None
         if packet_bytes_max is None:
             self.out.append(encode(packet, self.protocol_version))
-            return
+            return True
         encoded = encode_within(packet, self.protocol_version, packet_bytes_max)
         if encoded is not None:
             self.out.append(encoded)
+        return encoded is not None
 
 
 def _is_normal(packet: Disconnect | None) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support.playbook import (
     LIMITS,
+    START_S,
     Accept,
     Lost,
     Playbook,
@@ -15,6 +16,7 @@ from support.playbook import (
     Subscribed,
     TimePasses,
     connected,
+    target_of,
 )
 
 from edge.session.connect import Capabilities
@@ -27,6 +29,7 @@ from edge.session.effects import (
     PublishWill,
     ResumeReading,
 )
+from edge.session.engine import SessionEngine
 from edge.session.transitions import ConnectionState
 from edge.wire import (
     Connack,
@@ -473,3 +476,13 @@ def test_limits_bind_the_client_id() -> None:
     book = Playbook(5, replace(LIMITS, client_id_bytes_max=4))
     book >> Connect(5, "abcde")
     assert book.packet(Connack).reason_code is ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+
+
+def test_a_client_that_takes_no_connack_is_not_left_waiting() -> None:
+    properties = Properties(maximum_packet_size_bytes=5)
+    engine = SessionEngine(LIMITS, Capabilities(), target_of, lambda: "assigned", START_S, 0.0)
+    engine.receive_data(encode(Connect(5, "c", properties=properties), 5), START_S)
+    engine.accept(False, START_S)
+    assert engine.is_closed()
+    assert engine.out == []
+    assert [type(effect) for effect in engine.effects] == [Authenticate, CloseConnection]
