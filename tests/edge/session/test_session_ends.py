@@ -236,7 +236,7 @@ def test_goodbye_without_a_reason_string() -> None:
     """[MQTT5-3.14.2-3] and a client that wants no problem information"""
     for properties in (
         Properties(request_problem_information=False),
-        Properties(maximum_packet_size_bytes=16),
+        Properties(maximum_packet_size_bytes=32),
     ):
         book = Playbook(5)
         book >> Connect(5, "c", keep_alive_s=60, properties=properties)
