@@ -34,6 +34,7 @@ from schemas.errors import HeadwaterError
 
 log = logging.getLogger(__name__)
 
+TURN_RECORDS_MAX = 100  # of a partition in one go: at most 0.5 ms, then those who keep up have their turn
 FETCH_TIMEOUT_S = 0.5  # Kafka does not answer: who needs another partition waits no longer than this
 GATHER_S = 0.005  # who has room within this time rides on the same scan
 NAMES_MAX = 4_096  # remembered with those behind who match: 1 MiB
@@ -357,6 +358,7 @@ class CatchUp:
         live = self._deliverer.position_of(position)
         if there is None or live is None:
             return
+        records = records[:TURN_RECORDS_MAX]  # the rest is held
         end = min(records[-1].offset + 1, live)
         riders = {
             subscriber: late for subscriber, late in there.items() if late.has_room and late.needs[position] >= start
