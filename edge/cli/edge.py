@@ -42,7 +42,7 @@ def run(
     from_parent = str(config) == "-"
     edge_config = _config_from_stdin() if from_parent else load_config(config)
     if workers > 1:
-        run_loop(_run_workers(edge_config, workers, as_json))
+        run_loop(_run_workers(edge_config, workers, as_json, from_parent))
     else:
         run_loop(_run_node(edge_config, as_json, from_parent))
 
@@ -101,9 +101,11 @@ async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> Non
     await node.stop()
 
 
-async def _run_workers(config: EdgeConfig, workers: int, as_json: bool) -> None:
+async def _run_workers(config: EdgeConfig, workers: int, as_json: bool, from_parent: bool) -> None:
     """Each worker is a node of its own, joined to the others by Kafka alone; the kernel spreads the connections."""
     stop = stop_event()
+    if from_parent:
+        _end_with(sys.stdin.fileno(), stop.set)
     if any(listener.port == 0 for listener in config.listeners) or (config.http and config.http.port == 0):
         raise ConfigurationError("--workers: the workers share their ports, so none can be 0")
     children = [
