@@ -8,7 +8,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,12 +108,12 @@ class EdgeProcess:
 class Up:
     """A real `headwater up` with its children; `stop` is Ctrl-C, `kill` is kill -9."""
 
-    def __init__(self, data: Path, kafka: str | None, edges: int = 2) -> None:
+    def __init__(self, data: Path, kafka: str | None, edges: int = 2, *, more: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "edge.cli.app", "up", "--dev", "--json", "--edges", str(edges)]
         command += ["--mqtt-port", "0", "--http-port", "0", "--data", str(data)]
         self._stderr = (data / "up.log").open("wb")
         self.process = subprocess.Popen(
-            command + (["--kafka", kafka] if kafka else []), stdout=subprocess.PIPE, stderr=self._stderr
+            command + (["--kafka", kafka] if kafka else []) + list(more), stdout=subprocess.PIPE, stderr=self._stderr
         )
         self.parts: list[dict[str, Any]] = []
         assert self.process.stdout is not None
