@@ -153,7 +153,7 @@ def test_topics_apply_check_show(kafka_bootstrap: str, tmp_path: Path) -> None:
     assert state["config"]["min.insync.replicas"] == "1"
     assert f"mqtt.{name}.q2" in invoke("topics", "show", *options[:4]).output
 
-    path.write_text(ROUTES.format(name=name).replace("3", "4"))
+    path.write_text(ROUTES.replace("partitions = 3", "partitions = 4").format(name=name))
     differs = invoke("topics", "apply", *options)
     assert differs.exit_code == 1
     assert f"mqtt.{name}: the partition count is 3, should be 4" in differs.output
