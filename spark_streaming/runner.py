@@ -22,7 +22,6 @@ from spark_streaming.errors import SparkJobError
 from spark_streaming.options import Trigger
 from spark_streaming.progress import Reporter
 
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 _POLL_S = 0.2
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|data may have been lost|data was aged out", re.IGNORECASE)

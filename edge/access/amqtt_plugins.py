@@ -34,7 +34,8 @@ _NAMESPACE: Final = "headwater.plugins"
 class _State:
     """Stands in for the state machine that amqtt builds for each session (the heavy part of it)."""
 
-    state = "new"
+    def __init__(self, state: str) -> None:
+        self.state = state
 
     def connect(self) -> bool:
         return True
@@ -55,8 +56,17 @@ class _PeerCertificate:
         return self._certificate
 
 
-class PluginSession(Session):  # type: ignore[misc]
-    """amqtt's Session with what a plugin reads before the client is connected, and without its state machine."""
+class LightSession(Session):  # type: ignore[misc]
+    """amqtt's Session without the `transitions.Machine` that it builds for each."""
+
+    state_shown = "new"
+
+    def _init_states(self) -> None:
+        self.transitions = _State(self.state_shown)
+
+
+class PluginSession(LightSession):
+    """What a plugin reads of a client before it is connected."""
 
     def __init__(self, credentials: Credentials, password: str | None) -> None:
         super().__init__()
@@ -66,9 +76,6 @@ class PluginSession(Session):  # type: ignore[misc]
         self.password = password
         if credentials.tls_certificate is not None:
             self.ssl_object = _PeerCertificate(credentials.tls_certificate)
-
-    def _init_states(self) -> None:
-        self.transitions = _State()
 
 
 class AmqttPluginAuthenticator:

@@ -10,8 +10,6 @@ from rich.table import Table
 
 from edge.demo.report import Report
 
-PLAIN_EVERY_S = 5.0
-
 
 class Display(Protocol):
     """Where the run reports."""

@@ -1,27 +1,14 @@
 """amqtt's `Session` for an accepted client, light: for plug-ins and extensions that read it."""
 
-from typing import Any
-
-from amqtt.session import Session
-
+from edge.access.amqtt_plugins import LightSession
 from edge.access.principal import Principal
 from edge.wire import Connect
 
 
-class _ConnectedState:
-    """Stands in for the `transitions.Machine` that amqtt builds for each session."""
-
-    state = "connected"
-
-    def connect(self) -> bool:
-        return True
-
-    def disconnect(self) -> bool:
-        return True
-
-
-class EdgeSession(Session):  # type: ignore[misc]
+class EdgeSession(LightSession):
     """What amqtt's plug-ins know of a client: identity, address, keep alive. The flows live in the session engine."""
+
+    state_shown = "connected"
 
     def __init__(self, connect: Connect, principal: Principal) -> None:
         super().__init__()
@@ -30,6 +17,3 @@ class EdgeSession(Session):  # type: ignore[misc]
         self.clean_session = connect.clean_start
         self.keep_alive = connect.keep_alive_s
         self.remote_address = principal.peer
-
-    def _init_states(self) -> None:
-        self.transitions: Any = _ConnectedState()

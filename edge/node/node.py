@@ -30,7 +30,7 @@ from edge.node.listeners import bound_address, open_listener
 from edge.node.statistics import node_statistics
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
-from schemas.nodes import NodeHeartbeat
+from schemas.nodes import STATE_DRAINING, STATE_UP, NodeHeartbeat
 from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class EdgeNode:
             sent_ms=services.wall_ms(),
             mqtt_address=mqtt,
             http_address=http,
-            state="draining" if self._draining else "up",
+            state=STATE_DRAINING if self._draining else STATE_UP,
             connections=len(services.connections),
             sessions=len(services.clients),
             subscriptions=services.table.statistics()["subscriptions"],
@@ -134,6 +134,7 @@ class EdgeNode:
                 )
             ),
             lag_records=services.deliverer.statistics()["lag_records"],
+            routes_version=services.routes.version,
         )
 
     # The parts -------------------------------------------------------------------------------------------------------
