@@ -12,6 +12,13 @@ KAFKA_FIXTURES = {"kafka", "kafka_bootstrap", "kafka_server"}
 LEFT_OUT = pytest.StashKey[str]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "tests/conformance: which broker is tested")
+    group.addoption("--host", default="127.0.0.1", help="where it listens, together with --port")
+    group.addoption("--port", type=int, help="without it a Headwater edge on a log in memory is started")
+    group.addoption("--websocket-port", type=int, help="where it serves WebSocket under /mqtt")
+
+
 def pytest_report_header() -> str:
     return (
         f"kafka: {BOOTSTRAP_VARIABLE}, else a container, else the embedded one; started by the first test that needs it"
