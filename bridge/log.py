@@ -10,7 +10,10 @@ Errors::
         ├── LogUnavailable       not reachable now: nothing is known about what was asked; ask again
         ├── ProducerPoisoned     the producer can append nothing more: renew it, then submit again what is pending
         ├── LogTruncated         a position lies outside of what the log still (or yet) holds
-        └── RecordRefused        definite: these records are not in the log and never will be
+        ├── RecordRefused        definite: these records are not in the log and never will be
+        ├── TransactionAborted   definite: nothing of the transaction is in the log; submit it again
+        ├── ProducerFenced       definite, too; another process has taken over the transactional id
+        └── CommitUnknown        the commit was asked for and not answered
 """
 
 from __future__ import annotations
@@ -64,6 +67,28 @@ class RecordRefused(LogError):  # noqa: N818
         self.divisible = divisible
 
 
+class TransactionAborted(LogError):  # noqa: N818
+    """Definite: nothing of this transaction is, or ever will be, in the log for read-committed readers; submit again.
+
+    The producer stays usable: its next ``commit`` first does away with what is left of this transaction.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ProducerFenced(LogError):  # noqa: N818
+    """Another process took over this transactional id (or Kafka ended a transaction that had lasted too long).
+
+    Definite: nothing of the transaction that failed is ever read as committed, and nothing more is written.
+    """
+
+
+class CommitUnknown(LogError):  # noqa: N818
+    """The commit was asked for and not answered: ``start`` again settles it; the log knows whether it happened."""
+
+
 class Record(Protocol):
     """A record as it was read; its Kafka topic and partition stand beside the sequence it came in."""
 
@@ -99,15 +124,16 @@ class LogConsumer(Protocol):
     def assign(self, positions: Mapping[Position, int]) -> None:
         """Read exactly these partitions from these offsets on.
 
-        A partition that was assigned before and whose offset is the next one anyway goes on undisturbed. A waiting
-        ``fetch`` goes on with the new set, too.
+        A partition that was assigned before and whose offset is the next one anyway (or follows the last record that
+        was handed out) goes on undisturbed. A waiting ``fetch`` goes on with the new set, too.
         """
         ...
 
     async def fetch(self, timeout_s: float) -> list[tuple[Position, Sequence[Record]]]:
         """The next records, in offset order within a partition; an empty list when ``timeout_s`` passed without any.
 
-        Returns at once when records are there. Every record of an assigned partition comes exactly once.
+        Returns at once when records are there. Every record of an assigned partition comes exactly once. The list is
+        also empty, early, when a position has moved past transaction markers or aborted records and nothing else came.
 
         Raises:
             LogTruncated: an assigned position is outside of the log; assign another one for that partition.
@@ -143,9 +169,52 @@ class LogConsumer(Protocol):
         """The end of the partition as of the last answer that spoke of it; None when nothing is known."""
         ...
 
+    def position_of(self, partition: Position) -> int | None:
+        """The next offset to be read; None when the partition is not assigned.
+
+        It moves past transaction markers and aborted records, too, while a task waits in ``fetch``: it reaches the end
+        of a partition without open transactions, whatever the last records are. Those before it have been handed out.
+        """
+        ...
+
     def statistics(self) -> dict[str, Any]: ...
 
     async def stop(self) -> None: ...
+
+
+class TransactionalProducer(Protocol):
+    """Appends to several partitions, all or nothing. One ``start`` or ``commit`` at a time.
+
+    One producer holds a transactional id: the one that started last.
+    """
+
+    async def start(self) -> None:
+        """Take the transactional id: its former holder is fenced, and its open transaction aborted.
+
+        A transaction whose commit the log had accepted is completed. Either is done when this returns.
+
+        Raises:
+            LogUnavailable: the id may or may not have been taken.
+        """
+        ...
+
+    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+        """One transaction; the offsets are in the order of the records. Those of a partition keep their order.
+
+        Read-committed readers see all of it or nothing. When this is cancelled, ``start`` again, too.
+
+        Raises:
+            RecordRefused: definite, nothing is stored; ``commit`` something else.
+            TransactionAborted: definite, nothing is stored; ``commit`` again.
+            ProducerFenced: definite, nothing is stored; only ``start`` makes the producer usable again.
+            CommitUnknown: stored as a whole or not at all; only ``start`` makes the producer usable again, and after
+                it that is settled: an end offset asked for then covers the transaction.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Let go of the connections. The id stays fenced for those before; nothing is aborted or committed."""
+        ...
 
 
 class Log(Protocol):
@@ -184,8 +253,24 @@ class Log(Protocol):
         """
         ...
 
+    async def start_offsets(self, partitions: Set[Position]) -> dict[Position, int]:
+        """Where each partition begins: the first offset that can be read.
+
+        Raises:
+            LogUnavailable: no answer.
+        """
+        ...
+
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> LogConsumer:
-        """A new reader; ``group_id`` names the group under which it commits (None: it never does)."""
+        """A new reader; ``group_id`` names the group under which it commits (None: it never does).
+
+        ``read_committed``: it stops before the first record of a transaction that is still open, and passes over the
+        records of aborted ones.
+        """
+        ...
+
+    def transactional_producer(self, transactional_id: str) -> TransactionalProducer:
+        """A new producer, to be started; starting and stopping it is all that fencing another process takes."""
         ...
 
     def statistics(self) -> dict[str, Any]: ...

@@ -1,7 +1,8 @@
 """The log in memory: for unit tests and simulation only, held to the same suite as Kafka.
 
 Besides the interface it has what a test needs to make trouble: ``pause`` (no answer, like a stopped Kafka),
-``fail_next``, ``poison``, ``truncate``, ``put`` (a record as any Kafka client could have written it).
+``fail_next``, ``poison``, ``truncate``, ``put`` (a record as any Kafka client could have written it),
+``fail_next_commit`` and ``hold_commits`` (transactions stay open, with their records in the log).
 """
 
 from __future__ import annotations
@@ -9,46 +10,71 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.log import (
+    CommitUnknown,
     Headers,
-    LogConsumer,
     LogError,
     LogTruncated,
     LogUnavailable,
     PendingRecord,
     Position,
+    ProducerFenced,
     ProducerPoisoned,
     Record,
     RecordRefused,
+    TransactionAborted,
 )
 
 FETCH_RECORDS_MAX = 500  # per answer: what the pump handles without giving way to the loop
 BATCH_BYTES_MAX = 2 * 1024 * 1024  # max.message.bytes of the mqtt.* topics
 
 
+@dataclass(slots=True, eq=False)
+class _Transaction:
+    """What one transaction has written; it is neither committed nor aborted while it is open."""
+
+    is_open: bool = True
+    is_aborted: bool = False
+    partitions: set[Position] = field(default_factory=set)
+
+
 @dataclass(slots=True)
 class MemoryRecord:
-    """A stored record."""
+    """A stored record, or a transaction's marker: it has an offset, and no reader ever gets it."""
 
     offset: int
     timestamp: int
     key: bytes | None
     value: bytes | None
     headers: Headers
+    transaction: _Transaction | None = field(default=None, repr=False, compare=False)
+    is_marker: bool = False
+
+    def is_for(self, *, read_committed: bool) -> bool:
+        """Whether a reader gets it, once it may read so far."""
+        transaction = self.transaction
+        return not self.is_marker and not (read_committed and transaction is not None and transaction.is_aborted)
 
 
 @dataclass(slots=True)
 class _Partition:
     start: int = 0
     records: list[MemoryRecord] = field(default_factory=list)
+    open: dict[_Transaction, int] = field(default_factory=dict)  # open transactions and their first offsets
 
     @property
     def end(self) -> int:
         return self.start + len(self.records)
+
+    @property
+    def stable_end(self) -> int:
+        """How far a read-committed reader may read (Kafka: the last stable offset)."""
+        return min(self.open.values(), default=self.end)
 
 
 class MemoryLog:
@@ -62,6 +88,10 @@ class MemoryLog:
         self._paused = False
         self._poisoned = False
         self._consumers: list[MemoryLogConsumer] = []
+        self._holders: dict[str, MemoryTransactionalProducer] = {}  # by transactional id
+        self._commit_failures: deque[tuple[LogError, bool]] = deque()
+        self._commits_held = False
+        self._going_on: deque[asyncio.Future[None]] = deque()  # those who wait for resume or release_commits
         self.committed: dict[str, dict[Position, int]] = {}
         self.appended = 0
         self.renewals = 0
@@ -74,6 +104,8 @@ class MemoryLog:
             await consumer.stop()
         while self._waiting:
             self._waiting.popleft()[2].cancel()
+        while self._going_on:
+            self._going_on.popleft().cancel()
 
     def submit(self, kafka_topic: str, partition: int, records: list[PendingRecord]) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
@@ -94,10 +126,17 @@ class MemoryLog:
         await asyncio.sleep(0)
         return {position: self.partition(position).end for position in partitions}
 
-    def consumer(self, group_id: str | None, *, read_committed: bool = False) -> LogConsumer:
-        consumer = MemoryLogConsumer(self, group_id)
+    async def start_offsets(self, partitions: Set[Position]) -> dict[Position, int]:
+        await asyncio.sleep(0)
+        return {position: self.partition(position).start for position in partitions}
+
+    def consumer(self, group_id: str | None, *, read_committed: bool = False) -> MemoryLogConsumer:
+        consumer = MemoryLogConsumer(self, group_id, read_committed=read_committed)
         self._consumers.append(consumer)
         return consumer
+
+    def transactional_producer(self, transactional_id: str) -> MemoryTransactionalProducer:
+        return MemoryTransactionalProducer(self, transactional_id)
 
     def statistics(self) -> dict[str, Any]:
         return {"appended": self.appended, "partitions": len(self._partitions), "renewals": self.renewals}
@@ -115,8 +154,12 @@ class MemoryLog:
         return record
 
     def records(self, kafka_topic: str, partition: int) -> Sequence[MemoryRecord]:
-        """What the partition holds."""
-        return tuple(self.partition((kafka_topic, partition)).records)
+        """What the partition holds for read-committed readers, now or as soon as they may read so far."""
+        return tuple(
+            record
+            for record in self.partition((kafka_topic, partition)).records
+            if record.is_for(read_committed=True) and not (record.transaction and record.transaction.is_open)
+        )
 
     def truncate(self, kafka_topic: str, partition: int, start: int) -> None:
         """Delete everything before ``start`` (Kafka's DeleteRecords)."""
@@ -132,6 +175,7 @@ class MemoryLog:
     def resume(self) -> None:
         self._paused = False
         self._append_waiting()
+        self._go_on()
         self._wake()
 
     def fail_next(self, error: LogError) -> None:
@@ -141,6 +185,23 @@ class MemoryLog:
     def poison(self) -> None:
         """Fail every ``submit`` until the producer is renewed."""
         self._poisoned = True
+
+    def fail_next_commit(self, error: LogError, *, happened: bool = False) -> None:
+        """Fail one coming ``commit`` with this error, as Kafka would have come to it.
+
+        CommitUnknown: with ``happened`` the transaction is committed, else it stays open until someone starts.
+        ProducerFenced: a rival has started. RecordRefused, TransactionAborted: the records were written and aborted.
+        """
+        assert not happened or isinstance(error, CommitUnknown), "a definite error says that it did not happen"
+        self._commit_failures.append((error, happened))
+
+    def hold_commits(self) -> None:
+        """Let commits write their records and wait, their transactions open, until ``release_commits``."""
+        self._commits_held = True
+
+    def release_commits(self) -> None:
+        self._commits_held = False
+        self._go_on()
 
     @property
     def paused(self) -> bool:
@@ -154,6 +215,67 @@ class MemoryLog:
 
     def consumer_stopped(self, consumer: MemoryLogConsumer) -> None:
         self._consumers.remove(consumer)
+
+    # For the transactional producers
+
+    async def reachable(self) -> None:
+        """Wait as long as the log is paused; every other task has a turn in any case."""
+        await asyncio.sleep(0)
+        while self._paused:
+            await self._wait_to_go_on()
+
+    async def commits_released(self) -> None:
+        """Wait as long as commits are held."""
+        await asyncio.sleep(0)
+        while self._commits_held or self._paused:
+            await self._wait_to_go_on()
+
+    def take_over(self, transactional_id: str, producer: MemoryTransactionalProducer) -> None:
+        """Fence the holder of the id and abort its open transaction."""
+        former = self._holders.get(transactional_id)
+        if former is not None:
+            former.end_transaction(aborted=True)
+        self._holders[transactional_id] = producer
+
+    def holds(self, transactional_id: str, producer: MemoryTransactionalProducer) -> bool:
+        return self._holders.get(transactional_id) is producer
+
+    def fence(self, transactional_id: str) -> None:
+        self.take_over(transactional_id, MemoryTransactionalProducer(self, transactional_id))
+
+    def next_commit_failure(self) -> tuple[LogError | None, bool]:
+        return self._commit_failures.popleft() if self._commit_failures else (None, False)
+
+    def append_in(self, transaction: _Transaction, position: Position, record: PendingRecord) -> int:
+        """Append one record of an open transaction; returns its offset."""
+        held = self.partition(position)
+        offset = held.end
+        held.open.setdefault(transaction, offset)
+        held.records.append(MemoryRecord(offset, self._clock_ms(), *record, transaction))
+        transaction.partitions.add(position)
+        self.appended += 1
+        self._wake()
+        return offset
+
+    def end(self, transaction: _Transaction, *, aborted: bool) -> None:
+        """Commit or abort: the marker takes an offset in every partition of the transaction."""
+        transaction.is_open, transaction.is_aborted = False, aborted
+        for position in transaction.partitions:
+            held = self.partition(position)
+            del held.open[transaction]
+            held.records.append(MemoryRecord(held.end, self._clock_ms(), None, None, (), transaction, is_marker=True))
+        self._wake()
+
+    async def _wait_to_go_on(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._going_on.append(future)
+        await future
+
+    def _go_on(self) -> None:
+        while self._going_on:
+            future = self._going_on.popleft()
+            if not future.done():
+                future.set_result(None)
 
     def _append_waiting(self) -> None:
         while self._waiting and not self._paused:
@@ -187,20 +309,95 @@ class MemoryLog:
             consumer.wake()
 
 
+class MemoryTransactionalProducer:
+    """Transactions in the log in memory."""
+
+    def __init__(self, log: MemoryLog, transactional_id: str) -> None:
+        self._log = log
+        self._transactional_id = transactional_id
+        self._transaction: _Transaction | None = None
+        self._usable = False
+        self._busy = False
+
+    async def start(self) -> None:
+        with self._alone():
+            await self._log.reachable()
+            self._log.take_over(self._transactional_id, self)
+            self._usable = True
+
+    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+        assert self._usable, "start the producer first"
+        with self._alone():
+            self._usable = False  # until it is known to be
+            try:
+                offsets = await self._commit(records)
+            except (RecordRefused, TransactionAborted):
+                self._usable = True
+                raise
+            self._usable = True
+            return offsets
+
+    async def stop(self) -> None:
+        self._usable = False
+
+    def end_transaction(self, *, aborted: bool) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            self._log.end(transaction, aborted=aborted)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        assert not self._busy, "one start or commit at a time"
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def _commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+        if any(len(value or b"") > BATCH_BYTES_MAX for _, (_, value, _) in records):
+            raise RecordRefused("a record is larger than the topic allows", divisible=True)
+        await self._log.reachable()
+        self._check_held()
+        self._transaction = transaction = _Transaction()
+        offsets = [self._log.append_in(transaction, position, record) for position, record in records]
+        error, happened = self._log.next_commit_failure()
+        await self._log.commits_released()
+        if isinstance(error, ProducerFenced):
+            self._log.fence(self._transactional_id)
+        self._check_held()
+        if isinstance(error, CommitUnknown) and not happened:
+            raise error
+        self.end_transaction(aborted=error is not None and not happened)
+        if error is not None:
+            raise error
+        return offsets
+
+    def _check_held(self) -> None:
+        if not self._log.holds(self._transactional_id, self):
+            raise ProducerFenced(f"another producer has started as {self._transactional_id}")
+
+
 class MemoryLogConsumer:
     """Reads the log in memory."""
 
-    def __init__(self, log: MemoryLog, group_id: str | None) -> None:
+    def __init__(self, log: MemoryLog, group_id: str | None, *, read_committed: bool) -> None:
         self._log = log
         self._group_id = group_id
+        self._read_committed = read_committed
         self._positions: dict[Position, int] = {}
+        self._followed: dict[Position, int] = {}  # where the records that were handed out end: skipped ones may follow
         self._ends: dict[Position, int] = {}
         self._event = asyncio.Event()
         self._stopped = False
         self.assignments = 0
 
     def assign(self, positions: Mapping[Position, int]) -> None:
-        self._positions = dict(positions)
+        self._positions = {
+            position: self._positions[position] if offset == self._followed.get(position) else offset
+            for position, offset in positions.items()
+        }
+        self._followed = dict(positions)
         self.assignments += 1
         self.wake()
 
@@ -212,7 +409,8 @@ class MemoryLogConsumer:
             async with asyncio.timeout(timeout_s):
                 while not self._stopped:
                     self._event.clear()
-                    if fetched := self._take():
+                    before = dict(self._positions)
+                    if (fetched := self._take()) or self._positions != before:
                         return fetched
                     await self._event.wait()
         except TimeoutError:
@@ -239,6 +437,9 @@ class MemoryLogConsumer:
     def end_of(self, partition: Position) -> int | None:
         return self._ends.get(partition)
 
+    def position_of(self, partition: Position) -> int | None:
+        return self._positions.get(partition)
+
     def statistics(self) -> dict[str, Any]:
         return {"partitions": len(self._positions), "assignments": self.assignments}
 
@@ -255,20 +456,26 @@ class MemoryLogConsumer:
         if self._log.paused:
             return []
         fetched: list[tuple[Position, Sequence[Record]]] = []
+        served: dict[Position, int] = {}
         room = FETCH_RECORDS_MAX
         for position, offset in self._positions.items():
             held = self._log.partition(position)
             if not held.start <= offset <= held.end:
                 raise LogTruncated(position, offset, min(max(offset, held.start), held.end))
-            records = held.records[offset - held.start : offset - held.start + room]
             self._ends[position] = held.end
-            if records:
+            stable_end = held.stable_end if self._read_committed else held.end
+            passed = held.records[offset - held.start : min(stable_end - held.start, offset - held.start + room)]
+            if not passed:
+                continue
+            served[position] = passed[-1].offset + 1
+            if records := [record for record in passed if record.is_for(read_committed=self._read_committed)]:
                 fetched.append((position, records))
+                self._followed[position] = records[-1].offset + 1
                 room -= len(records)
             if not room:
                 break
-        for position, taken in fetched:
+        for position, next_offset in served.items():
             # The served ones go to the back of the line: a busy partition starves nobody.
             del self._positions[position]
-            self._positions[position] = taken[-1].offset + 1
+            self._positions[position] = next_offset
         return fetched
