@@ -74,7 +74,10 @@ _Chunk = tuple[Position, int, Sequence[Record]]
 
 
 class CatchUp:
-    """Serves the subscribers of one deliverer that are behind. `after_batch` runs before the pump gives way."""
+    """Serves the subscribers of one deliverer that are behind. `after_batch` runs before the pump gives way.
+
+    `exactly_once`: the deliverer is that of the QoS 2 twins.
+    """
 
     def __init__(
         self,
@@ -84,16 +87,17 @@ class CatchUp:
         deliverer: Deliverer,
         after_batch: Callable[[], None],
         *,
-        read_committed: bool = False,
+        exactly_once: bool = False,
         gather_s: float = GATHER_S,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self._log = source
         self._table = table
         self._routes = routes
+        self._partitions_of = routes.twin_partitions if exactly_once else routes.partitions
         self._deliverer = deliverer
         self._after_batch = after_batch
-        self._read_committed = read_committed
+        self._read_committed = exactly_once
         self._gather_s = gather_s
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
         self._late: dict[Subscriber, _Late] = {}
@@ -153,6 +157,11 @@ class CatchUp:
         if self._task is None and not self._stopped:
             self._task = asyncio.get_running_loop().create_task(self._pump(), name="headwater-catch-up")
 
+    def need_of(self, subscriber: LateSubscriber, position: Position) -> int | None:
+        """From where on the subscriber needs the partition; None: it is not behind there."""
+        late = self._late.get(subscriber)
+        return late.needs.get(position) if late is not None else None
+
     def wake(self, subscriber: LateSubscriber) -> None:
         """The subscriber has room again."""
         late = self._late.get(subscriber)
@@ -167,7 +176,7 @@ class CatchUp:
             return
         needed: set[Position] = set()
         for topic_filter in self._table.filters_of(subscriber):
-            needed |= self._routes.partitions(topic_filter)
+            needed |= self._partitions_of(topic_filter)
         for position in late.needs.keys() - needed:
             self._release(late, position)
 
@@ -244,6 +253,7 @@ class CatchUp:
             return
         for position, start, records in self._take_held(wanted) or await self._fetch(wanted):
             self._hand_over(position, start, records)
+        self._skip_gaps()
         self._after_batch()
         await asyncio.sleep(0)
 
@@ -325,6 +335,20 @@ class CatchUp:
             self._hold(position, start, records)
             chunks.append((position, start, records))
         return chunks
+
+    def _skip_gaps(self) -> None:
+        """Where the reader has passed transaction markers, aborted or compacted records, the needs follow."""
+        if self._consumer is None:
+            return
+        for position, start in self._reading.items():
+            at, live = self._consumer.position_of(position), self._deliverer.position_of(position)
+            if at is None or live is None or at <= start or position not in self._partitions:
+                continue
+            self._reading[position] = at
+            for late in self._partitions[position].values():
+                if start <= late.needs[position] < at:
+                    late.needs[position] = max(late.needs[position], min(at, live))
+            self._release_where_live(position)
 
     def _assign(self, wanted: Mapping[Position, int]) -> None:
         self._reading = dict(wanted)

@@ -25,7 +25,7 @@ from bridge.log import Log, LogError, LogTruncated, Position, Record
 from bridge.partitioning import Destination, RouteTable
 from schemas.errors import HeadwaterError
 from schemas.records import HEADER_DEAD_LETTER_REASON, HEADER_DEAD_LETTER_SOURCE, HEADER_TOPIC
-from schemas.routes import DEAD_LETTER
+from schemas.routes import DEAD_LETTER, Q2_SUFFIX
 
 if TYPE_CHECKING:
     from bridge.publisher import Publisher
@@ -46,8 +46,8 @@ class Deliverer:
     """Reads what the local filters need and hands it to their subscribers.
 
     ``after_batch`` runs before the pump gives way, once for many deliveries: an edge flushes its writes there.
-    ``publisher`` serves the dead-letter topic and knows ends that no fetch has shown yet. ``partitions_of`` and
-    ``read_committed`` are for the second deliverer, which reads the QoS 2 twins.
+    ``publisher`` serves the dead-letter topic and knows ends that no fetch has shown yet. ``exactly_once`` makes it the
+    second deliverer of a node, which reads the QoS 2 twins, committed, under a group of its own.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class Deliverer:
         after_batch: Callable[[], None] | None = None,
         *,
         publisher: Publisher | None = None,
-        partitions_of: Callable[[str], frozenset[Position]] | None = None,
-        read_committed: bool = False,
+        exactly_once: bool = False,
         commit_interval_s: float = COMMIT_INTERVAL_S,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
@@ -69,10 +68,10 @@ class Deliverer:
         self._table = table
         self._after_batch = after_batch or _nothing
         self._publisher = publisher
-        self._partitions_of = partitions_of or routes.partitions
+        self._partitions_of = routes.twin_partitions if exactly_once else routes.partitions
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
-        self.group_id = GROUP_PREFIX + node_id
-        self._consumer = source.consumer(self.group_id, read_committed=read_committed)
+        self.group_id = GROUP_PREFIX + node_id + (Q2_SUFFIX if exactly_once else "")
+        self._consumer = source.consumer(self.group_id, read_committed=exactly_once)
         self._commit_interval_s = commit_interval_s
 
         self._filters: Counter[str] = Counter()

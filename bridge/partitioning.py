@@ -29,6 +29,10 @@ class Destination:
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", (self.kafka_topic, self.partition))
 
+    def twin(self) -> Destination:
+        """Where the message goes with QoS 2."""
+        return Destination(self.kafka_topic + Q2_SUFFIX, self.partition, self.key)
+
 
 class RouteTable:
     """The routes, compiled. Immutable: a reload makes a new table."""
@@ -60,6 +64,12 @@ class RouteTable:
                 if row.covers(topic_filter):
                     break  # first match wins: no name of the filter gets past this route
         return frozenset(found)
+
+    def twin_partitions(self, topic_filter: str) -> frozenset[tuple[str, int]]:
+        """The same for QoS 2 messages, in the twins of the Kafka topics."""
+        return frozenset(
+            (kafka_topic + Q2_SUFFIX, partition) for kafka_topic, partition in self.partitions(topic_filter)
+        )
 
     def topic_name_from_key(self, kafka_topic: str, key: bytes | None) -> str | None:
         """The Topic Name of a record that does not say it, from its key by the route's reverse template.

@@ -155,10 +155,16 @@ class RetainedView:
         self._expiries = sorted((at, name) for at, name in entries if at is not None)  # sorted is a heap
 
 
-def retained_delivery(message: RetainedMessage) -> Delivery:
+class RetainedDelivery(Delivery):
+    """A delivery that comes out of the view and not out of the log: its position may be long gone."""
+
+    __slots__ = ()
+
+
+def retained_delivery(message: RetainedMessage) -> RetainedDelivery:
     """The message on its way to a new subscription: RETAIN is 1 [MQTT311-3.3.1-8], the time is that of its append."""
     delivery = read_delivery(message.kafka_topic, message.partition, message, message.topic_name_utf8)
-    return delivery._replace(retain=True)
+    return RetainedDelivery(*delivery._replace(retain=True))
 
 
 def _size(message: RetainedMessage) -> int:

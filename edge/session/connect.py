@@ -16,7 +16,8 @@ class Capabilities:
     qos_max: int = 1
     retain_available: bool = False
     shared_subscription_available: bool = False
-    session_expiry_s_max: int = 0
+    session_expiry_s_max: int = 0  # how long a session may outlive its connection; 0: not at all
+    response_prefix: str = "responses/"  # of the Response Information; the client id follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class Negotiated:
     packet_bytes_max: int
     problem_information: bool
     session_expiry_requested_s: int
+    session_expiry_s: int
+    topic_alias_maximum: int
+    response_information: str | None
 
 
 def negotiate(
@@ -56,13 +60,14 @@ def negotiate(
     if refusal is not None:
         return refusal
     properties = connect.properties
+    client_id = connect.client_id or assigned_client_id
     keep_alive_s = connect.keep_alive_s
     # 3.1.1 cannot be told of a Server Keep Alive, so there a keep alive of 0 stays "never"
     server_keep_alive = keep_alive_s == 0 and connect.protocol_version == MQTT_5
     if server_keep_alive:
         keep_alive_s = limits.server_keep_alive_s
     return Negotiated(
-        client_id=connect.client_id or assigned_client_id,
+        client_id=client_id,
         client_id_assigned=not connect.client_id,
         protocol_version=connect.protocol_version,
         keep_alive_s=keep_alive_s,
@@ -71,7 +76,25 @@ def negotiate(
         packet_bytes_max=properties.maximum_packet_size_bytes or PACKET_BYTES_UNLIMITED,
         problem_information=properties.request_problem_information is not False,
         session_expiry_requested_s=properties.session_expiry_interval_s or 0,
+        session_expiry_s=_session_expiry_s(connect, capabilities),
+        topic_alias_maximum=properties.topic_alias_maximum or 0,
+        response_information=_response_information(connect, capabilities, client_id),
     )
+
+
+def _session_expiry_s(connect: Connect, capabilities: Capabilities) -> int:
+    """How long the session outlives the connection. 3.1.1 says only whether: Clean Session 0 is as long as it goes."""
+    if connect.protocol_version != MQTT_5:
+        return 0 if connect.clean_start else capabilities.session_expiry_s_max
+    return min(connect.properties.session_expiry_interval_s or 0, capabilities.session_expiry_s_max)
+
+
+def _response_information(connect: Connect, capabilities: Capabilities, client_id: str) -> str | None:
+    """Below which Topic Name the client may wait for responses [MQTT5-3.1.2-28]: one level of its own."""
+    wanted = connect.properties.request_response_information
+    if not wanted or not capabilities.response_prefix or any(character in client_id for character in "/+#"):
+        return None
+    return capabilities.response_prefix + client_id
 
 
 def _refusal(connect: Connect, limits: Limits, capabilities: Capabilities) -> Refusal | None:
@@ -113,8 +136,9 @@ def connack(negotiated: Negotiated, limits: Limits, capabilities: Capabilities, 
         properties.retain_available = False
     if not capabilities.shared_subscription_available:
         properties.shared_subscription_available = False
-    if negotiated.session_expiry_requested_s > capabilities.session_expiry_s_max:
-        properties.session_expiry_interval_s = capabilities.session_expiry_s_max
+    if negotiated.session_expiry_requested_s != negotiated.session_expiry_s:
+        properties.session_expiry_interval_s = negotiated.session_expiry_s  # MQTT 5.0 section 3.2.2.3.2
+    properties.response_information = negotiated.response_information
     if negotiated.client_id_assigned:
         properties.assigned_client_identifier = negotiated.client_id  # [MQTT5-3.1.3-7] [MQTT5-3.2.2-16]
     if negotiated.server_keep_alive:

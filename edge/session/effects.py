@@ -4,6 +4,9 @@
 |---|---|
 | `Authenticate` | `accept` or `refuse` |
 | `AppendRecord`, `AppendRetained` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
+| `AppendExactlyOnce` | `exactly_once_appended` or `exactly_once_refused` |
+| `ForgetReceived`, `StoreOutgoing`, `StoreReleased` | `received_forgotten`, `outgoing_stored`, `release_stored` |
+| `StoreDone` | none: stored with what comes next |
 | `OpenSubscriptions` | `subscribed` |
 | `CloseSubscriptions` | `unsubscribed` |
 | `FallBehind` | none; what was missed comes by `deliver_late` |
@@ -16,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bridge.delivery import Delivery
 from bridge.partitioning import Destination
 from edge.wire import Connect, Subscribe, Unsubscribe, Will
 
@@ -49,6 +53,46 @@ class AppendRetained(AppendRecord):
     """The same for a message with RETAIN 1: answered when it is retained, too [MQTT5-3.3.1-5] [MQTT311-3.3.1-5]."""
 
     __slots__ = ()
+
+
+@dataclass(slots=True)
+class AppendExactlyOnce:
+    """Append one QoS 2 message and, for a session that is stored, its packet identifier, in one transaction."""
+
+    packet_id: int
+    target: PublishTarget
+    value: bytes
+    headers: RecordHeaders
+    retain: bool
+
+
+@dataclass(slots=True)
+class ForgetReceived:
+    """Store that PUBREL came: the identifier may be used for another message."""
+
+    packet_id: int
+
+
+@dataclass(slots=True)
+class StoreOutgoing:
+    """Store which message has this identifier, before the client can see it."""
+
+    packet_id: int
+    delivery: Delivery
+
+
+@dataclass(slots=True)
+class StoreReleased:
+    """Store that the client has the message, before it may forget that."""
+
+    packet_id: int
+
+
+@dataclass(slots=True)
+class StoreDone:
+    """The identifier is free again."""
+
+    packet_id: int
 
 
 @dataclass(slots=True)
@@ -105,6 +149,11 @@ class CloseConnection:
 
 Effect = (
     AppendRecord
+    | AppendExactlyOnce
+    | ForgetReceived
+    | StoreOutgoing
+    | StoreReleased
+    | StoreDone
     | Authenticate
     | OpenSubscriptions
     | CloseSubscriptions

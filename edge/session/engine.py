@@ -7,10 +7,12 @@ raises across this edge: a violation becomes a reason code in `SessionEngine._vi
 from collections.abc import Callable
 
 from bridge.delivery import Delivery
+from bridge.log import Position
 from bridge.subscriptions import Grant
 from edge.access.limits import ClientRate, Limits
 from edge.session.connect import MQTT_5, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
+    AppendExactlyOnce,
     AppendRecord,
     AppendRetained,
     Authenticate,
@@ -18,15 +20,19 @@ from edge.session.effects import (
     CloseSubscriptions,
     Effect,
     FallBehind,
+    ForgetReceived,
     OpenSubscriptions,
     PauseReading,
+    PublishTarget,
     PublishWill,
     ResumeReading,
 )
 from edge.session.errors import QosNotSupported, ReceiveMaximumExceeded, RetainNotSupported
+from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming, Resolve
 from edge.session.outgoing import Outgoing
 from edge.session.publish_headers import record_headers
+from edge.session.resuming import Resuming
 from edge.session.transitions import ConnectionEvent, ConnectionState, next_state
 from edge.wire import (
     Connack,
@@ -40,7 +46,10 @@ from edge.wire import (
     ProtocolError,
     ProtocolViolation,
     Puback,
+    Pubcomp,
     Publish,
+    Pubrec,
+    Pubrel,
     ReasonCode,
     Suback,
     Subscribe,
@@ -86,7 +95,9 @@ class SessionEngine:
         "client_id",
         "connect",
         "effects",
+        "flows",
         "incoming",
+        "is_durable",
         "negotiated",
         "out",
         "outgoing",
@@ -94,6 +105,7 @@ class SessionEngine:
         "protocol_version",
         "reason",
         "resolve",
+        "session_expiry_s",
         "state",
         "wall_offset_ms",
     )
@@ -127,7 +139,10 @@ class SessionEngine:
         self.connect: Connect | None = None
         self.negotiated: Negotiated | None = None
         self.incoming: Incoming | None = None
+        self.flows: IncomingFlows | None = None  # QoS 2 on its way in
         self.outgoing: Outgoing | None = None
+        self.session_expiry_s = 0  # what holds at the end of the connection
+        self.is_durable = False  # the session outlives it, so each step of a QoS 2 flow is stored
         self.out: list[bytes] = []
         self.effects: list[Effect] = []
         self.reason = ""
@@ -149,6 +164,8 @@ class SessionEngine:
                 if incoming is not None and self._framer.packet_bytes_max >= _SHORT_PACKET_BYTES:
                     is_5 = self.protocol_version == MQTT_5
                     answers_max = self._limits.receive_maximum_in if is_5 else _UNACKNOWLEDGED_MAX_3
+                    if self.flows is not None:
+                        answers_max -= self.flows.begun
                     taken = incoming.take_plain(data, is_5, answers_max, self.effects)
                 if outgoing is not None and not taken:
                     taken = outgoing.take_acknowledgements(data, now, self.wall_offset_ms)
@@ -177,12 +194,24 @@ class SessionEngine:
         if self._framer.error is not None:
             raise self._framer.error
 
-    def accept(self, session_present: bool, now: float) -> None:
-        """The client may connect: CONNACK, then whatever it sent meanwhile [MQTT5-3.2.0-1] [MQTT311-3.2.0-1]."""
+    def accept(
+        self,
+        session_present: bool,
+        now: float,
+        resuming: Resuming | None = None,
+        received: frozenset[int] = frozenset(),
+    ) -> None:
+        """The client may connect: CONNACK, then whatever it sent meanwhile [MQTT5-3.2.0-1] [MQTT311-3.2.0-1].
+
+        With a session present, `resuming` is what it left in flight to the client and `received` the identifiers of
+        the client's QoS 2 messages between PUBREC and PUBREL.
+        """
         if self.state is not ConnectionState.AUTHENTICATING:
             return
         assert self.negotiated is not None
         self.state = next_state(self.state, ConnectionEvent.ACCEPTED)
+        self.session_expiry_s = self.negotiated.session_expiry_s
+        self.is_durable = self.session_expiry_s > 0
         answer = connack(self.negotiated, self._limits, self._capabilities, session_present)
         if not self._send(answer):  # no CONNACK fits: the client would wait for ever
             self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
@@ -192,6 +221,10 @@ class SessionEngine:
         if self._limits.messages_per_s or self._limits.bytes_per_s:
             self._rate = ClientRate(self._limits)
         self._last_received = now
+        if received:
+            self._flows(received)
+        if resuming is not None:
+            self._opened_outgoing().resume(resuming)
         self._release_held(now)
 
     def refuse(self, reason_code: ReasonCode, reason: str) -> None:
@@ -226,6 +259,40 @@ class SessionEngine:
         else:
             self.disconnect(reason_code, reason)
 
+    def exactly_once_appended(self, effect: AppendExactlyOnce) -> None:
+        """Message and identifier are committed: PUBREC in its turn."""
+        assert self.flows is not None
+        self.flows.committed(effect.packet_id)
+        if self.paused and self.paused & _UNACKNOWLEDGED and self.flows.pending <= _UNACKNOWLEDGED_MAX_3 // 2:
+            self._resume(_UNACKNOWLEDGED)
+
+    def exactly_once_refused(self, effect: AppendExactlyOnce, reason_code: ReasonCode, reason: str) -> None:
+        """Kafka refused the message for good: a negative PUBREC, or, in 3.1.1, which has none, the end."""
+        assert self.flows is not None
+        if self.incoming is not None:
+            self.incoming.refused += 1
+        if self.state is ConnectionState.CLOSED:
+            return
+        if self.protocol_version == MQTT_5:
+            self.flows.refused(effect.packet_id, reason_code, reason)
+        else:
+            self.disconnect(reason_code, reason)
+
+    def received_forgotten(self, packet_id: int) -> None:
+        """The removal of the identifier is stored: PUBCOMP."""
+        assert self.flows is not None
+        self.flows.forgotten(packet_id)
+
+    def outgoing_stored(self, packet_id: int, now: float) -> None:
+        """Identifier and position are stored: PUBLISH."""
+        if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
+            self.outgoing.stored(packet_id, self._wall_ms(now))
+
+    def release_stored(self, packet_id: int) -> None:
+        """That the client has the message is stored: PUBREL."""
+        if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
+            self.outgoing.release_stored(packet_id)
+
     def subscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float) -> None:
         """The positions are known: SUBACK, so that nothing published from here on is missed."""
         if self.state is not ConnectionState.CONNECTED:
@@ -256,10 +323,30 @@ class SessionEngine:
         """A message that was missed and read from the log again; False: no room. Half the buffer is left to what comes
         live."""
         outgoing = self.outgoing
-        if outgoing is None or not outgoing.has_room_for(len(delivery.payload), share=2):
+        if outgoing is None:
+            return False
+        resuming = outgoing.resuming
+        position = (delivery.kafka_topic, delivery.partition)
+        if resuming is not None and resuming.is_before(position, delivery.offset):
+            entry = resuming.entry(position, delivery.offset)
+            if entry is None:
+                return True  # acknowledged on an earlier connection
+            if not outgoing.has_room:
+                return False
+            retain = delivery.retain and grant.retain_as_published
+            outgoing.resend(delivery, entry, retain, grant.subscription_ids, self._wall_ms(now))
+            return True
+        if not outgoing.has_room_for(len(delivery.payload), share=2):
             return False
         self.deliver(delivery, grant, now)
         return True
+
+    def partition_resumed(self, position: Position | None) -> None:
+        """All of a partition (None: whatever is left anywhere) that was in flight has been read again; what did not
+        come has expired or is gone."""
+        outgoing = self.outgoing
+        if outgoing is not None and outgoing.resuming is not None:
+            outgoing.give_up({entry.packet_id for entry in outgoing.resuming.left(position)})
 
     def pass_over(self, delivery: Delivery, grant: Grant) -> None:
         """A message that cannot be taken now: QoS 0 is dropped and counted, the others are in the log."""
@@ -371,6 +458,13 @@ class SessionEngine:
         elif isinstance(packet, Puback):
             if self.outgoing is not None:
                 self.outgoing.acknowledged(packet.packet_id, now, self.wall_offset_ms)
+        elif isinstance(packet, Pubrec):
+            self._on_pubrec(packet, now)
+        elif isinstance(packet, Pubrel):
+            self._on_pubrel(packet)
+        elif isinstance(packet, Pubcomp):
+            if self.outgoing is not None:
+                self.outgoing.completed(packet.packet_id, self._wall_ms(now))
         else:
             raise ProtocolError(f"{type(packet).__name__.upper()} is not expected here", "MQTT5-4.13.1-1")
 
@@ -398,10 +492,12 @@ class SessionEngine:
         properties = packet.properties
         if qos > self._capabilities.qos_max:
             raise QosNotSupported(f"QoS {qos} is above the Maximum QoS", "MQTT5-3.2.2-11")
-        if qos and incoming.unacknowledged >= self._limits.receive_maximum_in:
-            self._too_many_unacknowledged(incoming)
+        if qos and self._unacknowledged() >= self._limits.receive_maximum_in:
+            self._too_many_unacknowledged(packet)
         target = incoming.target(packet)
-        if isinstance(target, ReasonCode):
+        if qos == 2:
+            self._on_publish_exactly_once(packet, target)
+        elif isinstance(target, ReasonCode):
             self._refuse_publish(incoming, packet, target)
         elif packet.retain or properties is not None:
             if packet.retain and not self._capabilities.retain_available and self.protocol_version == MQTT_5:
@@ -416,16 +512,65 @@ class SessionEngine:
         else:
             self.effects.append(incoming.append(packet, target, target.headers[qos]))
 
+    def _on_publish_exactly_once(self, packet: Publish, target: PublishTarget | ReasonCode) -> None:
+        flows = self._flows()
+        if flows.is_known(packet.packet_id):
+            return
+        flows.begin(packet.packet_id)
+        headers = target if isinstance(target, ReasonCode) else record_headers(packet, target, self._limits)
+        if isinstance(target, ReasonCode) or isinstance(headers, ReasonCode):
+            assert self.incoming is not None
+            assert isinstance(headers, ReasonCode)
+            self.incoming.refused += 1
+            flows.refused(packet.packet_id, headers, "")
+            return
+        retains = packet.retain and self._capabilities.retain_available
+        self.effects.append(AppendExactlyOnce(packet.packet_id, target, packet.payload, headers, retains))
+
+    def _on_pubrel(self, packet: Pubrel) -> None:
+        packet_id = packet.packet_id
+        if self.flows is not None and self.flows.release(packet_id):
+            if self.is_durable:
+                self.effects.append(ForgetReceived(packet_id))
+            else:
+                self.flows.forgotten(packet_id)
+        elif self.flows is None or not self.flows.is_releasing(packet_id):
+            # nobody knows the identifier any more: the flow is through [MQTT5-4.3.3-11]
+            self._send(Pubcomp(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _on_pubrec(self, packet: Pubrec, now: float) -> None:
+        outgoing = self.outgoing
+        if packet.reason_code >= ReasonCode.UNSPECIFIED_ERROR:  # the client refuses it: done [MQTT5-4.3.3-4]
+            if outgoing is not None:
+                outgoing.completed(packet.packet_id, self._wall_ms(now))
+        elif outgoing is None or not outgoing.received(packet.packet_id):
+            self._send(Pubrel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _flows(self, received: frozenset[int] = frozenset()) -> IncomingFlows:
+        if self.flows is None:
+            is_5 = self.protocol_version == MQTT_5
+            self.flows = IncomingFlows(self.out, self._negative_pubrec if is_5 else None, received)
+        return self.flows
+
+    def _unacknowledged(self) -> int:
+        """PUBLISH packets that count to our Receive Maximum [MQTT5-4.9.0-1]."""
+        incoming, flows = self.incoming, self.flows
+        return (incoming.unacknowledged if incoming is not None else 0) + (flows.begun if flows is not None else 0)
+
     def _first_publish(self) -> Incoming:
         self.incoming = Incoming(self.out, self.resolve, self._limits.topic_alias_maximum)
         return self.incoming
 
-    def _too_many_unacknowledged(self, incoming: Incoming) -> None:
+    def _too_many_unacknowledged(self, packet: Publish) -> None:
         if self.protocol_version == MQTT_5:
+            if packet.qos == 2 and self.flows is not None and self.flows.is_under_way(packet.packet_id):
+                return  # sent again: counted already
             raise ReceiveMaximumExceeded(
                 f"more than {self._limits.receive_maximum_in} unacknowledged PUBLISH packets", "MQTT5-3.3.4-7"
             )
-        if incoming.unacknowledged >= _UNACKNOWLEDGED_MAX_3:
+        # what waits for its PUBREL does not count: it would never come if we did not read
+        waiting = self.incoming.unacknowledged if self.incoming is not None else 0
+        if waiting + (self.flows.pending if self.flows is not None else 0) >= _UNACKNOWLEDGED_MAX_3:
             self._pause(_UNACKNOWLEDGED)
 
     def _refuse_publish(self, incoming: Incoming, packet: Publish, reason_code: ReasonCode) -> None:
@@ -438,9 +583,14 @@ class SessionEngine:
             incoming.refuse(packet, puback(packet.packet_id))
 
     def _on_subscribe(self, packet: Subscribe) -> None:
-        negotiated = self.negotiated
-        assert negotiated is not None
+        self._opened_outgoing()
+        self._held = []  # what follows waits for the SUBACK, as if it were done at once
+        self.effects.append(OpenSubscriptions(packet))
+
+    def _opened_outgoing(self) -> Outgoing:
         if self.outgoing is None:
+            negotiated = self.negotiated
+            assert negotiated is not None
             self.outgoing = Outgoing(
                 self.out,
                 self.protocol_version,
@@ -448,16 +598,22 @@ class SessionEngine:
                 negotiated.packet_bytes_max,
                 self._limits.buffer_messages_max,
                 self._limits.buffer_bytes_max,
+                negotiated.topic_alias_maximum,
+                self._emit if self.is_durable else None,
             )
             self.outgoing.writable = self._writable
-        self._held = []  # what follows waits for the SUBACK, as if it were done at once
-        self.effects.append(OpenSubscriptions(packet))
+        return self.outgoing
+
+    def _emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
 
     def _on_disconnect(self, packet: Disconnect) -> None:
         assert self.negotiated is not None
         expiry_s = packet.properties.session_expiry_interval_s if packet.properties is not None else None
         if expiry_s and not self.negotiated.session_expiry_requested_s:
             raise ProtocolError("Session Expiry Interval was 0 in CONNECT and must stay 0", "MQTT5 §3.14.2.2.2")
+        if expiry_s is not None:
+            self.session_expiry_s = min(expiry_s, self._capabilities.session_expiry_s_max)
         self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
         if not _is_normal(packet):  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
             self._publish_will()
@@ -554,12 +710,19 @@ class SessionEngine:
         return int(now * 1000 + self.wall_offset_ms)
 
     def _negative_puback(self, packet_id: int, reason_code: ReasonCode, reason: str) -> bytes:
+        return self._negative(Puback(packet_id, reason_code), reason)
+
+    def _negative_pubrec(self, packet_id: int, reason_code: ReasonCode, reason: str) -> bytes:
+        return self._negative(Pubrec(packet_id, reason_code), reason)
+
+    def _negative(self, packet: Puback | Pubrec, reason: str) -> bytes:
         negotiated = self.negotiated
         assert negotiated is not None
-        told = reason and negotiated.problem_information
-        packet = Puback(packet_id, reason_code, Properties(reason_string=reason) if told else None)
-        encoded = encode_within(packet, MQTT_5, negotiated.packet_bytes_max)  # [MQTT5-3.4.2-2]
-        return encoded if encoded is not None else encode(Puback(packet_id, reason_code), MQTT_5)
+        if reason and negotiated.problem_information:
+            packet.properties = Properties(reason_string=reason)
+        encoded = encode_within(packet, MQTT_5, negotiated.packet_bytes_max)  # [MQTT5-3.4.2-2] [MQTT5-3.5.2-2]
+        packet.properties = None
+        return encoded if encoded is not None else encode(packet, MQTT_5)
 
     def _send(self, packet: Packet) -> bool:
         """Whether the packet is one that the client takes [MQTT5-3.1.2-24]; else it is left out."""

@@ -1,13 +1,21 @@
 """Messages on their way to one client: the in-flight window, packet identifiers, and the bounded buffer behind it."""
 
 from collections import deque
+from collections.abc import Callable
 
 from bridge.delivery import Delivery
+from bridge.log import Position
+from bridge.retained_view import RetainedDelivery
 from bridge.subscriptions import Grant
 from edge.session.connect import PACKET_BYTES_UNLIMITED
-from edge.session.frames import Frame, frame_key, publish_frame
+from edge.session.effects import Effect, StoreDone, StoreOutgoing, StoreReleased
+from edge.session.exactly_once import Outbound, OutgoingFlow
+from edge.session.frames import Alias, Frame, frame_key, publish_frame
+from edge.session.resuming import InFlight, Resuming
+from edge.wire import pubrel
 
 PACKET_ID_MAX = 65_535
+_ALIAS_BYTES = 3  # a Topic Alias with its identifier
 _PACKET_IDS = [packet_id.to_bytes(2, "big") for packet_id in range(PACKET_ID_MAX + 1)]
 
 Queued = tuple[Delivery, int, bool, tuple[int, ...]]
@@ -18,12 +26,18 @@ class Outgoing:
     """Sends deliveries to one client, `window` unacknowledged at most [MQTT5-3.3.4-9]; made at its first subscription.
 
     What cannot be sent now waits in a buffer of `queue_length_max` messages and `queue_bytes_max` bytes. A QoS 0
-    message that does not fit is dropped and counted; a QoS 1 message that does not fit sets `overflowed`, on which
+    message that does not fit is dropped and counted; a QoS 1 or 2 message that does not fit sets `overflowed`, on which
     the engine acts: it and what follows is read from the log again, later.
+
+    `inflight` has the QoS 1 messages, `flows` the QoS 2 ones. Of a session that is stored (`emit` is given) the steps
+    of a QoS 2 flow are stored before the client hears of them: `emit` takes the effects that ask for it.
     """
 
     __slots__ = (
+        "_alias_maximum",
+        "_aliases",
         "_bytes_max",
+        "_emit",
         "_frame_key",
         "_is_limited",
         "_last_id",
@@ -35,9 +49,12 @@ class Outgoing:
         "_version",
         "_window",
         "dropped",
+        "flows",
         "inflight",
         "overflowed",
+        "resuming",
         "sent",
+        "sent_to",
         "too_large",
         "writable",
     )
@@ -50,10 +67,15 @@ class Outgoing:
         packet_bytes_max: int,
         queue_length_max: int,
         queue_bytes_max: int,
+        alias_maximum: int = 0,
+        emit: Callable[[Effect], None] | None = None,
     ) -> None:
         self._out = out
         self._version = protocol_version
-        self._window = window
+        self._window = window  # what is left of it beside `flows`: the short way looks at `inflight` alone
+        self._alias_maximum = alias_maximum
+        self._aliases: dict[bytes, int] = {}
+        self._emit = emit
         self._packet_bytes_max = packet_bytes_max
         self._is_limited = packet_bytes_max < PACKET_BYTES_UNLIMITED
         self._frame_key = frame_key(protocol_version, 0, False)
@@ -63,6 +85,9 @@ class Outgoing:
         self._queue_bytes = 0
         self._last_id = 0
         self.inflight: dict[int, Delivery] = {}
+        self.flows: dict[int, OutgoingFlow] = {}
+        self.resuming: Resuming | None = None  # what an earlier connection of the session has left in flight
+        self.sent_to: dict[Position, int] = {}  # behind the last QoS 2 message that was begun, per partition
         self.writable = True
         self.overflowed = False
         self.sent = 0
@@ -90,6 +115,8 @@ class Outgoing:
         if not self.writable or self._queue or self._is_limited or grant.no_local or delivery.expiry_s is not None:
             return False
         qos = delivery.qos if delivery.qos < grant.qos else grant.qos
+        if qos == 2 or self._alias_maximum:
+            return False
         inflight = self.inflight
         if qos and len(inflight) >= self._window:
             return False
@@ -105,7 +132,7 @@ class Outgoing:
             self._out.append(frame[0])
             return True
         packet_id = self._last_id + 1
-        if packet_id > PACKET_ID_MAX or packet_id in inflight:
+        if packet_id > PACKET_ID_MAX or packet_id in inflight or self.flows or self.resuming is not None:
             packet_id = self._free_packet_id()
         self._last_id = packet_id
         inflight[packet_id] = delivery
@@ -132,6 +159,94 @@ class Outgoing:
         if self._queue:
             self.drain(int(now * 1000 + wall_offset_ms))
         return True
+
+    # QoS 2 ----------------------------------------------------------------------------------------------------------
+
+    def stored(self, packet_id: int, wall_ms: int) -> None:
+        """Identifier and position are stored: PUBLISH."""
+        flow = self.flows.get(packet_id)
+        if flow is None or flow.state is not Outbound.STORING:
+            return
+        flow.state = Outbound.SENT
+        delivery = flow.delivery
+        assert delivery is not None
+        self._put_out(delivery, 2, flow.retain, flow.subscription_ids, wall_ms, packet_id, flow.dup)
+
+    def received(self, packet_id: int) -> bool:
+        """PUBREC of success: PUBREL follows, once that is stored [MQTT5-4.3.3-4] [MQTT311-4.3.3-1]; False: not in
+        flight."""
+        flow = self.flows.get(packet_id)
+        if flow is None or flow.state is Outbound.STORING:
+            return False
+        if flow.state is Outbound.RELEASED:
+            self._out.append(pubrel(packet_id))
+        elif flow.state is Outbound.SENT:
+            flow.state = Outbound.RELEASING
+            flow.delivery = None
+            if self._emit is not None:
+                self._emit(StoreReleased(packet_id))
+            else:
+                self.release_stored(packet_id)
+        return True
+
+    def release_stored(self, packet_id: int) -> None:
+        """That the client has the message is stored: PUBREL."""
+        flow = self.flows.get(packet_id)
+        if flow is not None and flow.state is Outbound.RELEASING:
+            flow.state = Outbound.RELEASED
+            self._out.append(pubrel(packet_id))
+
+    def completed(self, packet_id: int, wall_ms: int) -> bool:
+        """PUBCOMP, or a PUBREC that refuses: the identifier is free again; False: not in flight."""
+        flow = self.flows.get(packet_id)
+        if flow is None or flow.state is Outbound.STORING:
+            return False
+        del self.flows[packet_id]
+        self._window += 1
+        if self._emit is not None:
+            self._emit(StoreDone(packet_id))
+        if self._queue:
+            self.drain(wall_ms)
+        return True
+
+    # Resumption -----------------------------------------------------------------------------------------------------
+
+    def resume(self, resuming: Resuming) -> None:
+        """Go on with what an earlier connection left in flight: PUBREL at once, PUBLISH when it has been read again
+        [MQTT5-4.4.0-1] [MQTT311-4.4.0-1]."""
+        for packet_id in resuming.released:
+            self.flows[packet_id] = OutgoingFlow(Outbound.RELEASED, None)
+            self._window -= 1
+            self._out.append(pubrel(packet_id))
+        if resuming.packet_ids:
+            self.resuming = resuming
+
+    def resend(
+        self, delivery: Delivery, entry: InFlight, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
+    ) -> None:
+        """Send a message again: DUP, and its old identifier [MQTT5-3.3.1-1] [MQTT311-3.3.1-1]."""
+        packet_id, qos = entry.packet_id, entry.qos
+        assert self.resuming is not None
+        self.resuming.packet_ids.discard(packet_id)
+        self.sent += 1
+        if qos == 1:
+            self.inflight[packet_id] = delivery
+        else:
+            self.flows[packet_id] = OutgoingFlow(Outbound.SENT, delivery, retain, subscription_ids, dup=True)
+            self._window -= 1
+        self._put_out(delivery, qos, retain, subscription_ids, wall_ms, packet_id, dup=True)
+
+    def give_up(self, packet_ids: set[int]) -> None:
+        """These cannot be sent again: their messages have expired or are gone from the log."""
+        assert self.resuming is not None
+        self.resuming.packet_ids -= packet_ids
+        if self._emit is not None:
+            for packet_id in packet_ids:
+                self._emit(StoreDone(packet_id))
+        if not self.resuming.packet_ids:
+            self.resuming = None
+
+    # The buffer ------------------------------------------------------------------------------------------------------
 
     def drain(self, wall_ms: int) -> None:
         """Send what waits as far as the window and the socket allow."""
@@ -171,7 +286,7 @@ class Outgoing:
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics, $SYS and the dashboard."""
         return {
-            "inflight": len(self.inflight),
+            "inflight": len(self.inflight) + len(self.flows),
             "queue_length": self.queue_length,
             "queue_bytes": self._queue_bytes,
             "sent": self.sent,
@@ -182,27 +297,82 @@ class Outgoing:
     def _send(
         self, delivery: Delivery, qos: int, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
     ) -> None:
-        frames = delivery.frames
-        frame: Frame | None = None
-        if frames is not None and not subscription_ids:
-            frame = frames.get(self._frame_key | qos | (4 if retain else 0))
-        if frame is None:
-            frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms)
-        head, tail = frame
-        if self._is_limited and len(head) + len(tail) + (2 if qos else 0) > self._packet_bytes_max:
-            self.too_large += 1  # [MQTT5-3.1.2-24] [MQTT5-3.1.2-25]
+        if qos == 2 and self._emit is not None:
+            self._begin_stored(delivery, retain, subscription_ids, wall_ms)
+            return
+        packet_id = self._free_packet_id() if qos else 0
+        if not self._put_out(delivery, qos, retain, subscription_ids, wall_ms, packet_id):
             return
         self.sent += 1
-        if not qos:
-            self._out.append(head)
-            return
+        if qos == 1:
+            self._last_id = packet_id
+            self.inflight[packet_id] = delivery
+        elif qos == 2:
+            self._last_id = packet_id
+            self.flows[packet_id] = OutgoingFlow(Outbound.SENT, delivery)
+            self._window -= 1
+
+    def _begin_stored(self, delivery: Delivery, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int) -> None:
+        if self._is_limited:
+            head, tail = publish_frame(delivery, self._version, 2, retain, subscription_ids, wall_ms)
+            if len(head) + len(tail) + 2 + _ALIAS_BYTES > self._packet_bytes_max:
+                self.too_large += 1
+                return
         self._last_id = packet_id = self._free_packet_id()
-        self.inflight[packet_id] = delivery
-        self._out += (head, _PACKET_IDS[packet_id], tail)
+        self.flows[packet_id] = OutgoingFlow(Outbound.STORING, delivery, retain, subscription_ids)
+        self._window -= 1
+        self.sent += 1
+        if not isinstance(delivery, RetainedDelivery):
+            self.sent_to[delivery.kafka_topic, delivery.partition] = delivery.offset + 1
+        assert self._emit is not None
+        self._emit(StoreOutgoing(packet_id, delivery))
+
+    def _put_out(
+        self,
+        delivery: Delivery,
+        qos: int,
+        retain: bool,
+        subscription_ids: tuple[int, ...],
+        wall_ms: int,
+        packet_id: int,
+        dup: bool = False,
+    ) -> bool:
+        """The PUBLISH; False: the client takes no packet of that size, so the message is skipped
+        [MQTT5-3.1.2-24] [MQTT5-3.1.2-25]."""
+        frames = delivery.frames
+        frame: Frame | None = None
+        alias = self._alias(delivery.topic_name_utf8) if self._alias_maximum else None
+        if frames is not None and not subscription_ids and not dup and alias is None:
+            frame = frames.get(self._frame_key | qos | (4 if retain else 0))
+        if frame is None:
+            frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms, dup, alias)
+        head, tail = frame
+        if self._is_limited and len(head) + len(tail) + (2 if qos else 0) > self._packet_bytes_max:
+            self.too_large += 1
+            return False
+        if alias is not None and alias.is_new:
+            self._aliases[delivery.topic_name_utf8] = alias.number
+        if qos:
+            self._out += (head, _PACKET_IDS[packet_id], tail)
+        else:
+            self._out.append(head)
+        return True
+
+    def _alias(self, topic_name_utf8: bytes) -> Alias | None:
+        """The alias for the Topic Name, at most as many as the client takes [MQTT5-3.3.2-8] [MQTT5-3.1.2-26]."""
+        number = self._aliases.get(topic_name_utf8)
+        if number is not None:
+            return Alias(number, False)
+        number = len(self._aliases) + 1
+        return Alias(number, True) if number <= self._alias_maximum else None
 
     def _free_packet_id(self) -> int:
         packet_id = self._last_id + 1
-        while packet_id > PACKET_ID_MAX or packet_id in self.inflight:  # bounded: the window is below 65,535
+        reserved = self.resuming.packet_ids if self.resuming is not None else ()
+        # bounded: the window is below 65,535 [MQTT5-2.2.1-4] [MQTT311-2.3.1-4]
+        while (
+            packet_id > PACKET_ID_MAX or packet_id in self.inflight or packet_id in self.flows or packet_id in reserved
+        ):
             packet_id = 1 if packet_id >= PACKET_ID_MAX else packet_id + 1
         return packet_id
 
