@@ -45,6 +45,7 @@ class KafkaLogConsumer:
         self._group_id = group_id
         self._isolation = 1 if read_committed else 0
         self._positions: dict[Position, int] = {}
+        self._followed: dict[Position, int] = {}  # where the records that were handed out end: skipped ones may follow
         self._ends: dict[Position, int] = {}
         self._fetched: dict[Position, FetchedRecords] = {}
         self._asked: Counter[tuple[Position, int]] = Counter()  # partitions with their offset in requests under way
@@ -58,13 +59,18 @@ class KafkaLogConsumer:
 
     def assign(self, positions: Mapping[Position, int]) -> None:
         self._counts["assignments"] += 1
+        self._followed, followed = dict(positions), self._followed
+        positions = {
+            position: self._positions[position] if offset == followed.get(position) else offset
+            for position, offset in positions.items()
+        }
         for position in list(self._fetched):
             if positions.get(position) != self._positions[position]:
                 del self._fetched[position]
         for position in self._ends.keys() - positions.keys():
             del self._ends[position]
         self._broken = {at for at in self._broken if positions.get(at) == self._positions[at]}
-        self._positions = dict(positions)
+        self._positions = positions
         self._send_fetches()
         self._event.set()
 
@@ -72,8 +78,8 @@ class KafkaLogConsumer:
         if self.is_stopped:
             raise LogUnavailable("the reader was stopped")
         loop = asyncio.get_running_loop()
-        taken = self._take()
-        if taken or self._errors:
+        taken, moved = self._take()
+        if moved or self._errors:
             return self._handed_out(taken)
         deadline_s = loop.time() + timeout_s
         timer = loop.call_later(timeout_s, self._event.set)
@@ -82,8 +88,8 @@ class KafkaLogConsumer:
                 self._event.clear()
                 self._send_fetches()
                 await self._event.wait()
-                taken = self._take()
-                if taken or self._errors or loop.time() >= deadline_s:
+                taken, moved = self._take()
+                if moved or self._errors or loop.time() >= deadline_s:
                     return self._handed_out(taken)
         finally:
             timer.cancel()
@@ -121,6 +127,9 @@ class KafkaLogConsumer:
     def end_of(self, partition: Position) -> int | None:
         return self._ends.get(partition)
 
+    def position_of(self, partition: Position) -> int | None:
+        return self._positions.get(partition)
+
     def statistics(self) -> dict[str, Any]:
         return {**self._counts, "partitions": len(self._positions), "fetches_under_way": len(self._fetches)}
 
@@ -142,24 +151,28 @@ class KafkaLogConsumer:
 
     # Handing out
 
-    def _take(self) -> list[tuple[Position, Sequence[Record]]]:
+    def _take(self) -> tuple[list[tuple[Position, Sequence[Record]]], bool]:
+        """What has come, and whether a position has moved: transaction markers and aborted records come to nothing."""
         taken: list[tuple[Position, Sequence[Record]]] = []
+        moved = False
         room = FETCH_RECORDS_MAX
         for position in list(self._fetched):
             fetched = self._fetched[position]
             records = fetched.take(room)
+            moved = moved or fetched.next_offset != self._positions[position]
             self._positions[position] = fetched.next_offset
             if fetched.exhausted:
                 del self._fetched[position]
             if records:
+                self._followed[position] = records[-1].offset + 1
                 taken.append((position, records))
                 room -= len(records)
                 if not room:
                     break
         self._counts["records"] += FETCH_RECORDS_MAX - room
-        if taken:
+        if moved:
             self._send_fetches()
-        return taken
+        return taken, moved
 
     def _handed_out(self, taken: list[tuple[Position, Sequence[Record]]]) -> list[tuple[Position, Sequence[Record]]]:
         if not taken and self._errors:

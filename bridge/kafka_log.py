@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Mapping, Set
 from typing import Any
 
-from bridge.kafka_connection import LATEST, KafkaConnection
+from bridge.kafka_connection import EARLIEST, LATEST, KafkaConnection
 from bridge.kafka_consumer import KafkaLogConsumer
 from bridge.kafka_producer import KafkaProducer
+from bridge.kafka_transactions import KafkaTransactionalProducer
 from bridge.log import LogError, LogUnavailable, PendingRecord, Position, ProducerPoisoned
 
 REQUEST_TIMEOUT_MS = 10_000  # a dead connection is given up after this; the batch is sent again with its number
@@ -82,11 +83,20 @@ class KafkaLog:
             raise LogUnavailable("the log is not started")
         return await self._connection.offsets(partitions, LATEST)
 
+    async def start_offsets(self, partitions: Set[Position]) -> dict[Position, int]:
+        if self._connection is None:
+            raise LogUnavailable("the log is not started")
+        return await self._connection.offsets(partitions, EARLIEST)
+
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> KafkaLogConsumer:
         assert self._connection is not None, "start the log first"
         consumer = KafkaLogConsumer(self._connection, group_id, read_committed=read_committed)
         self._consumers = [*(held for held in self._consumers if not held.is_stopped), consumer]
         return consumer
+
+    def transactional_producer(self, transactional_id: str) -> KafkaTransactionalProducer:
+        assert self._connection is not None, "start the log first"
+        return KafkaTransactionalProducer(self._connection, transactional_id, self._request_timeout_ms)
 
     def statistics(self) -> dict[str, Any]:
         return {**self._counts, "batches_open": self._producer.open_batches if self._producer is not None else 0}

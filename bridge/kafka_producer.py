@@ -35,14 +35,12 @@ BATCH_BYTES_MAX = 2 * 1024 * 1024  # the builder's limit, far above the publishe
 REQUEST_BYTES_MAX = 8 * 1024 * 1024  # Kafka's socket.request.max.bytes is 100 MiB; one answer should not take long
 RETRY_S = 0.05
 START_S = 10.0  # to get a producer id
-_SEQUENCE_MODULO = 1 << 31
+SEQUENCE_MODULO = 1 << 31
 
 _DUPLICATE_SEQUENCE = 46
 _POISONED = frozenset((45, 47, 59, 90))  # out of order, invalid epoch, unknown producer id, fenced
-_ONE_RECORDS_FAULT = frozenset(
-    (10, 18, 32, 43, 44, 87)
-)  # too large, list too large, timestamp, format, policy, invalid
-_ALL_RECORDS_FAULT = frozenset((17, 29, 31))  # invalid Kafka topic, not authorised for it or for the cluster
+ONE_RECORDS_FAULT = frozenset((10, 18, 32, 43, 44, 87))  # too large, list too large, timestamp, format, policy, invalid
+ALL_RECORDS_FAULT = frozenset((17, 29, 31))  # invalid Kafka topic, not authorised for it or for the cluster
 
 
 class _Batch:
@@ -188,7 +186,7 @@ class KafkaProducer:
 
     def _numbered(self, position: Position, batch: _Batch) -> bytes:
         sequence = self._sequences.get(position, 0)
-        self._sequences[position] = (sequence + batch.count) % _SEQUENCE_MODULO
+        self._sequences[position] = (sequence + batch.count) % SEQUENCE_MODULO
         batch.builder.set_producer_state(self._producer_id, self._epoch, sequence)
         data = bytes(batch.builder.build())
         batch.builder = None
@@ -210,7 +208,7 @@ class KafkaProducer:
                 continue
             self._done(position)
             if isinstance(error, RecordRefused):  # nothing was stored: its sequence numbers are free again
-                self._sequences[position] = (self._sequences[position] - batch.count) % _SEQUENCE_MODULO
+                self._sequences[position] = (self._sequences[position] - batch.count) % SEQUENCE_MODULO
             if not batch.future.done():
                 batch.future.set_exception(error)
         if again:
@@ -269,8 +267,8 @@ def _as_log_error(code: int) -> LogError | None:
     """What Kafka's error code means to us; None: the same batch goes again."""
     if code in _POISONED:
         return ProducerPoisoned(errors.for_code(code).__name__)
-    if code in _ONE_RECORDS_FAULT:
+    if code in ONE_RECORDS_FAULT:
         return RecordRefused(errors.for_code(code).__name__, divisible=True)
-    if code in _ALL_RECORDS_FAULT:
+    if code in ALL_RECORDS_FAULT:
         return RecordRefused(errors.for_code(code).__name__)
     return None
