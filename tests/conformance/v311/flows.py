@@ -67,3 +67,8 @@ async def messages_until(client: Client, last: bytes) -> list[Publish]:
 async def forget(clients: Clients, client_id: str) -> None:
     """Nothing of the session is left [MQTT311-3.1.2-6]."""
     await (await clients.connect(client_id)).disconnect()
+
+
+def bodies(client: Client, first_byte: int) -> list[bytes]:
+    """What came behind each of these first bytes, from the beginning."""
+    return [body for first, body in client.frames if first == first_byte]
