@@ -65,6 +65,11 @@ class Watcher:
         assert self._task is None, "started twice"
         self._task = asyncio.create_task(self._watch(), name=f"watch {self._what}")
 
+    def cancel(self) -> None:
+        """End, without waiting for it."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def stop(self) -> None:
         """End; a look that is under way is not waited for."""
         task, self._task = self._task, None

@@ -27,6 +27,7 @@ from edge.access.principal import Principal
 from edge.handler import subscribing
 from edge.handler.amqtt_session import EdgeSession
 from edge.handler.connecting import connect_client
+from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
 from edge.handler.targets import resolve_target
@@ -62,7 +63,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     that are ours here.
     """
 
-    def __init__(self, services: EdgeServices) -> None:
+    def __init__(self, services: EdgeServices, peer: str = "", ticket: Ticket | None = None) -> None:
+        """`peer` and `ticket`: who comes, and its place, where the listener knows them before the bytes come."""
         self.services = services
         self._loop = services.loop
         self.plugins_manager = services.plugins
@@ -72,10 +74,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.writer = None
         self._disconnect_waiter: asyncio.Future[Any] | None = None
         self.transport: asyncio.Transport | None = None
-        self.peer = ""
+        self.peer = peer
         self.principal: Principal | None = None
         self.connected_at_ms = 0
-        self._ticket: Ticket | None = None
+        self._ticket = ticket
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -98,14 +100,14 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """A network connection was accepted: is there a place for one more stranger?"""
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
-        peer = transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
-        admission = self.services.access.gate.admit(self.peer, self._loop.time())
-        if not isinstance(admission, Ticket):
-            self.services.counters.refused_total += 1
-            transport.abort()
-            return
-        self._ticket = admission
+        self.peer = self.peer or peer_of(transport.get_extra_info("peername"))
+        if self._ticket is None:
+            admission = self.services.access.gate.admit(self.peer, self._loop.time())
+            if not isinstance(admission, Ticket):
+                self.services.counters.refused_total += 1
+                transport.abort()
+                return
+            self._ticket = admission
         self.services.connections.add(self)
         self.services.counters.connections_total += 1
         self._arm()

@@ -55,18 +55,46 @@ class TlsConfig(_Table):
     client_ca: Path | None = None
 
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
 class ListenerConfig(_Table):
-    """`[[listeners]]`: an address where devices speak MQTT over TCP. WebSocket is served by `[http]` under `/mqtt`."""
+    """`[[listeners]]`: where devices speak MQTT: an address, or with `unix` a Unix socket instead of one.
+
+    WebSocket is served by `[http]` under `/mqtt`. With `proxy_protocol`, every connection comes from one of
+    `trusted_proxies` and begins with a PROXY header (version 2) that says for whom.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=1883, ge=0, le=65_535)
+    unix: Path | None = None
+    mode: int = Field(default=0o660, ge=0, le=0o777)
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
+    proxy_protocol: bool = False
+    trusted_proxies: tuple[Network, ...] = ()
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        return is_loopback(self.host)
+        return self.unix is not None or is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _a_unix_socket_is_local(self) -> ListenerConfig:
+        if self.unix is not None and (self.tls is not None or self.proxy_protocol):
+            raise ValueError(f"the Unix socket {self.unix} takes no TLS and no PROXY header: its mode says who comes")
+        return self
+
+    @model_validator(mode="after")
+    def _proxies_are_named(self) -> ListenerConfig:
+        if self.proxy_protocol != bool(self.trusted_proxies):
+            raise ValueError(
+                "proxy_protocol and trusted_proxies belong together: only proxies of named networks are believed, "
+                'trusted_proxies = ["10.0.0.0/8"]'
+            )
+        if any(network.prefixlen == 0 for network in self.trusted_proxies):
+            raise ValueError("trusted_proxies holds every address there is: anybody could claim to be anybody")
+        return self
 
     @model_validator(mode="after")
     def _plaintext_stays_at_home(self) -> ListenerConfig:
@@ -120,6 +148,12 @@ class JwtConfig(_Table):
     audience: str
 
 
+class ScramConfig(_Table):
+    """`[authentication.scram]`: MQTT 5's enhanced authentication by SCRAM-SHA-256, users from a file."""
+
+    file: Path
+
+
 class AuthenticationConfig(_Table):
     """`[authentication]`: every method that is named is asked, in this order; without any, nobody gets in."""
 
@@ -127,13 +161,15 @@ class AuthenticationConfig(_Table):
     password_file: Path | None = None
     superusers: tuple[str, ...] = ()
     jwt: JwtConfig | None = None
+    scram: ScramConfig | None = None
     amqtt_plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
     anonymous: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Nobody can be authenticated."""
-        return not (self.password_file or self.client_certificates or self.jwt or self.amqtt_plugins or self.anonymous)
+        ways = (self.password_file, self.client_certificates, self.jwt, self.scram, self.amqtt_plugins, self.anonymous)
+        return not any(ways)
 
 
 class EdgeConfig(_Table):
@@ -162,8 +198,8 @@ class EdgeConfig(_Table):
     @model_validator(mode="after")
     def _hardened_by_default(self) -> EdgeConfig:
         if self.dev:
-            hosts = [listener.host for listener in self.listeners] + ([self.http.host] if self.http else [])
-            if not all(is_loopback(host) for host in hosts):
+            local = [listener.is_loopback for listener in self.listeners]
+            if not all(local) or (self.http is not None and not is_loopback(self.http.host)):
                 raise ValueError(
                     "--dev serves loopback only: bind 127.0.0.1, or configure authentication without --dev"
                 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import cast
+
 from aiohttp import web
 
 from edge.handler.services import EdgeServices
 from edge.handler.websocket import serve_websocket
 from edge.node.config import HttpConfig
-from edge.node.listeners import BACKLOG, tls_context
+from edge.node.entrance import Entrance
+from edge.node.listeners import BACKLOG, bind
 from edge.node.statistics import prometheus_text
+from edge.node.tls import ALPN_HTTP, ServerTls
 from edge.page import page_files
-from schemas.errors import ConfigurationError
 
 SERVICES = web.AppKey("services", EdgeServices)
 _PAGE_HEADERS = {
@@ -37,22 +43,40 @@ async def start_http(services: EdgeServices, config: HttpConfig, reuse_port: boo
     )
     if config.page:
         application.add_routes([web.get("/{path:.*}", _page)])
+    tls = ServerTls(config.tls, ALPN_HTTP) if config.tls is not None else None
+    sockets = bind(config.host, config.port, reuse_port)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0, handle_signals=False)
     await runner.setup()
-    site = web.TCPSite(
-        runner,
-        config.host,
-        config.port,
-        backlog=BACKLOG,
-        reuse_port=reuse_port or None,
-        ssl_context=tls_context(config.tls) if config.tls is not None else None,
-    )
-    try:
-        await site.start()
-    except OSError as error:
-        await runner.cleanup()
-        raise ConfigurationError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+    if tls is not None:
+        await _TlsSite(runner, services, sockets, tls).start()
+    else:
+        for each in sockets:
+            await web.SockSite(runner, each, backlog=BACKLOG).start()
     return runner
+
+
+class _TlsSite(web.BaseSite):
+    """aiohttp's part of an `Entrance`: a certificate that changes needs no restart."""
+
+    def __init__(
+        self, runner: web.AppRunner, services: EdgeServices, sockets: Sequence[socket.socket], tls: ServerTls
+    ) -> None:
+        super().__init__(runner)
+        self._parts = services, sockets, tls
+
+    @property
+    def name(self) -> str:
+        return "https"
+
+    async def start(self) -> None:
+        """Accept connections; `stop` closes the entrance."""
+        await super().start()
+        services, sockets, tls = self._parts
+        make_protocol = self._runner.server
+        assert make_protocol is not None
+        # aiohttp closes it and asks for its sockets, no more
+        entrance = Entrance(services, sockets, lambda peer, ticket: make_protocol(), tls)
+        self._server = cast(asyncio.AbstractServer, entrance)
 
 
 async def _livez(request: web.Request) -> web.Response:
