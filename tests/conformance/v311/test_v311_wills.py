@@ -16,7 +16,7 @@ async def _end(clients: Clients, client: Client, ends: str) -> None:
     if ends == "hangs up":
         await client.close()
     elif ends == "breaks the protocol":
-        await client.send(b"\xc1\x00")
+        await client.send(b"\x36\x05\x00\x01a\x00\x01")  # QoS 3
         await client.until_closed()
     else:
         await (await clients.connect(client.client_id)).disconnect()
