@@ -11,8 +11,10 @@ from edge.access.authentication import (
     ChainAuthenticator,
 )
 from edge.access.bans import BanList
+from edge.access.enhanced import EnhancedAuthenticator
 from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
 from edge.access.password_file import PasswordFileAuthenticator
+from edge.access.scram_file import ScramAuthenticator
 from edge.handler.services import Access
 from edge.node.config import EdgeConfig, JwtConfig
 from schemas.errors import ConfigurationError
@@ -29,6 +31,12 @@ def build_access(config: EdgeConfig, limits: Limits) -> Access:
         flapping=FlappingTracker(limits),
         bans=BanList(),
     )
+
+
+def enhanced_authenticator(config: EdgeConfig) -> EnhancedAuthenticator | None:
+    """The authentication methods of MQTT 5's AUTH packets; None: every method is refused with 0x8C."""
+    wanted = config.authentication
+    return ScramAuthenticator(wanted.scram.file, superusers=wanted.superusers) if wanted.scram is not None else None
 
 
 def _authorizer(config: EdgeConfig) -> Authorizer:
