@@ -149,8 +149,8 @@ class KafkaTransactionalProducer:
             self._usable = True
 
     async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
-        assert self._usable, "start the producer first"
         with self._alone():
+            assert self._usable, "start the producer first"
             try:
                 written = _Written(records)
             except (TypeError, ValueError, AttributeError) as error:
@@ -282,6 +282,7 @@ class KafkaTransactionalProducer:
             return
         if codes & _FENCED and not self._in_doubt:
             raise ProducerFenced(f"{self._transactional_id}: {_names(codes)}")
+        # Kafka 4.3 says UNKNOWN_SERVER_ERROR to who commits while a rival's fencing is being written down.
         raise CommitUnknown(f"the commit was answered: {_names(codes)}")
 
     # What is left of a transaction that failed

@@ -326,8 +326,8 @@ class MemoryTransactionalProducer:
             self._usable = True
 
     async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
-        assert self._usable, "start the producer first"
         with self._alone():
+            assert self._usable, "start the producer first"
             self._usable = False  # until it is known to be
             try:
                 offsets = await self._commit(records)

@@ -109,3 +109,40 @@ def test_aborted_transactions_are_left_out_when_reading_committed() -> None:
     after = FetchedRecords(data, 0, [(8, 4), (7, 0)])
     after.take(99)
     assert (after.next_offset, after.exhausted) == (6, True)
+
+
+def marker(offset: int, producer_id: int, *, abort: bool) -> bytes:
+    data = bytearray(batch(offset, [(struct.pack(">hh", 0, 0 if abort else 1), bytes(6), [])], producer_id=producer_id))
+    data[22] |= 0x20  # a control batch
+    return with_checksum(bytes(data))
+
+
+@pytest.mark.parametrize("room", [1, 99])
+def test_markers_come_to_nothing_and_the_next_offset_follows_the_last_one(room: int) -> None:
+    """Also when the data ends with them, or holds nothing else; an abort marker ends what was aborted."""
+    data = b"".join(
+        (
+            batch(0, plain(0, 1), producer_id=7),
+            marker(1, 7, abort=True),
+            batch(2, plain(2, 1), producer_id=7),
+            marker(3, 7, abort=False),
+            batch(4, plain(4, 1), producer_id=7),
+            marker(5, 7, abort=True),
+        )
+    )
+    fetched = FetchedRecords(data, 0, [(7, 0), (7, 4)])
+    taken = []
+    while not fetched.exhausted:
+        taken += [record.offset for record in fetched.take(room)]
+    assert (taken, fetched.next_offset) == ([2], 6)
+    only = FetchedRecords(marker(5, 7, abort=True), 5)
+    assert (only.take(room), only.next_offset, only.exhausted) == ([], 6, True)
+
+
+def test_a_batch_that_compaction_has_emptied_is_passed_over() -> None:
+    """Kafka keeps the header of a producer's last batch, with the offsets that it had."""
+    emptied = bytearray(batch(3, [], producer_id=7))
+    emptied[23:27] = struct.pack(">i", 4)
+    fetched = FetchedRecords(batch(0, plain(0, 1)) + with_checksum(bytes(emptied)), 0, [])
+    assert [record.offset for record in fetched.take(9)] == [0]
+    assert (fetched.next_offset, fetched.exhausted) == (8, True)

@@ -16,10 +16,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from support.logs import LogHarness, RecordingSink, RecordingSubscriber, kafka_harness, turns
 
+import bridge.kafka_transactions
 from bridge.deliverer import Deliverer
 from bridge.embedded_kafka import EmbeddedKafka
 from bridge.kafka_log import KafkaLog
-from bridge.log import LogUnavailable, RecordRefused
+from bridge.log import CommitUnknown, LogUnavailable, RecordRefused, TransactionAborted
 from bridge.partitioning import Destination, RouteTable
 from bridge.publisher import Publisher
 from bridge.subscriptions import Subscription, SubscriptionTable
@@ -97,6 +98,53 @@ async def test_a_stopped_kafka_acknowledges_nothing_and_then_everything_once_in_
             tokens = [token for token in sink.tokens("appended") if token % 3 == partition]
             assert tokens == sorted(tokens)
         await publisher.stop()
+
+
+@pytest.mark.slow
+async def test_transactions_that_a_stopped_kafka_holds_up_are_committed_whole_or_never(
+    stoppable: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on its way when time ran out reaches Kafka late, beside what came after it."""
+    monkeypatch.setattr(bridge.kafka_transactions, "WRITE_S", 0.3)
+    monkeypatch.setattr(bridge.kafka_transactions, "END_S", 0.3)
+    async with kafka_harness(stoppable.bootstrap) as harness:
+        producer = harness.log.transactional_producer(f"test.{uuid.uuid4().hex}")
+        await producer.start()
+        expected: dict[bytes, bool | None] = {}
+
+        async def commit(value: bytes) -> None:
+            records = [(harness.at(partition), (b"k", value, [])) for partition in range(3)]
+            try:
+                await producer.commit(records)
+            except TransactionAborted:
+                expected[value] = False
+            except CommitUnknown:
+                expected[value] = None
+            else:
+                expected[value] = True
+
+        for number in range(16):
+            committing = asyncio.ensure_future(commit(b"%d" % number))
+            await turns(number * 6)  # up to some milliseconds: every step of a commit has its stop
+            with stopped(stoppable):
+                await committing
+            if expected[b"%d" % number] is None:
+                await producer.start()
+            for attempt in range(20):
+                await commit(b"%d then %d" % (number, attempt))
+                if expected[b"%d then %d" % (number, attempt)] is None:
+                    await producer.start()
+        consumer = harness.log.consumer(None, read_committed=True)
+        consumer.assign({harness.at(partition): 0 for partition in range(3)})
+        await producer.commit([(harness.at(partition), (b"k", b"last", [])) for partition in range(3)])
+        read: list[bytes] = []
+        async with asyncio.timeout(30):
+            while read.count(b"last") < 3:
+                read += [record.value for _, part in await consumer.fetch(10) for record in part]
+        assert {read.count(value) for value in read} == {3}
+        for value, happened in expected.items():
+            assert happened is None or (value in read) == happened, value
+        assert {True, False} <= set(expected.values())
 
 
 async def test_a_poisoned_producer_is_replaced_and_everything_arrives_once_in_order(harness: LogHarness) -> None:
