@@ -85,9 +85,7 @@ class SessionState:
     @property
     def expires_ms(self) -> int | None:
         """When the session ends; None while it is connected, or never [MQTT5-3.1.2.11.2]."""
-        if self.connected or self.disconnected_ms is None or self.expiry_s >= EXPIRY_S_MAX:
-            return None
-        return self.disconnected_ms + self.expiry_s * 1000
+        return _expires_ms(self.connected, self.disconnected_ms, self.expiry_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +225,33 @@ def decode_state(client_id: str, data: bytes) -> SessionState:
     return state
 
 
+@dataclass(slots=True)
+class StateOutline:
+    """What a view has to know of a state record without decoding it all."""
+
+    connected: bool
+    node_id: str
+    incarnation: str
+    expires_ms: int | None
+    will_due_ms: int | None
+
+
+def outline_state(data: bytes) -> StateOutline:
+    """Raises RecordError."""
+    values = json_object(data, "session state")
+    try:
+        connected = _flag(values.get("connected", False))
+        disconnected_ms = _number_or_none(values.get("disconnected_ms"))
+        expires_ms = _expires_ms(connected, disconnected_ms, _number(values["expiry_s"]))
+        will_due_ms = _number_or_none(values.get("will_due_ms"))
+        if connected or values.get("will") is None:
+            will_due_ms = None
+        node_id, incarnation = _text(values.get("node_id", "")), _text(values.get("incarnation", ""))
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"session state: {error!r}") from None
+    return StateOutline(connected, node_id, incarnation, expires_ms, will_due_ms)
+
+
 def decode_progress(data: bytes) -> SessionProgress:
     """Raises RecordError."""
     values = json_object(data, "session progress")
@@ -264,6 +289,12 @@ def amend(progress: SessionProgress, kind: bytes, data: bytes) -> None:
     if entry.topic_name is None:
         position = (entry.kafka_topic, entry.partition)
         progress.positions[position] = max(progress.positions.get(position, 0), entry.offset + 1)
+
+
+def _expires_ms(connected: bool, disconnected_ms: int | None, expiry_s: int) -> int | None:
+    if connected or disconnected_ms is None or expiry_s >= EXPIRY_S_MAX:
+        return None
+    return disconnected_ms + expiry_s * 1000
 
 
 def _packet_id(kind: bytes) -> int:
