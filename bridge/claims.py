@@ -94,6 +94,10 @@ class ClaimsView:
         """The durable claims before this epoch that are not released, in their order."""
         return tuple(claim for _, claim in self._earlier.get(client_id, ()) if claim.epoch < before_epoch)
 
+    def superseded(self) -> list[str]:
+        """The clients with durable claims that were superseded and are not released."""
+        return list(self._earlier)
+
     def find(self, client_id: str, epoch: int) -> OpenClaim | None:
         """The claim of this epoch, as long as it is in force or not released."""
         held = self._claims.get(client_id)

@@ -35,6 +35,7 @@ REPAIR_AFTER_MS = 1_000  # the others leave a repair to the owner for that long
 REPAIR_SPREAD_MS = 1_000  # nodes repair at different moments, so that mostly one of them does
 AGAIN_MS = 5_000  # a repair or an end of ours that has not come back by then is written again
 PER_TICK_MAX = 1_000
+MAX_EPOCH = 1 << 63  # above every offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,14 @@ class Ownership:
         claim = self.view.owner(client_id)
         return claim is not None and claim.epoch == epoch and not claim.is_released
 
+    def may_write(self, client_id: str, epoch: int) -> bool:
+        """Whether the session may be stored under this epoch: its claim has neither ended nor been renounced.
+
+        A superseded owner stores what its connection has come to; the next one waits for its release, or fences it.
+        """
+        claim = self.view.find(client_id, epoch)
+        return claim is not None and not claim.is_released and (client_id, epoch) not in self._ends
+
     def orphans(self) -> list[tuple[str, OpenClaim]]:
         """Claims of nodes that are not there any more, with their clients: a live node has to look after these."""
         return self.view.orphans(self._is_live)
@@ -206,6 +215,22 @@ class Ownership:
         """The session is over. What is stored of it must have been deleted before: nothing is written after this."""
         if self.view.find(client_id, epoch) is not None:
             self._end(client_id, epoch, Forgotten(epoch))
+
+    def renounce(self, client_id: str) -> None:
+        """Release each claim of ours that was superseded: nothing more is written for it."""
+        for claim in self.view.earlier(client_id, MAX_EPOCH):
+            if self._is_ours(claim) and (client_id, claim.epoch) not in self._ends:
+                self.release(client_id, claim.epoch)
+
+    async def renounce_superseded(self) -> None:
+        """After this node was fenced: read the claims to their end, and renounce those that were superseded.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+        """
+        await self.caught_up()
+        for client_id in self.view.superseded():
+            self.renounce(client_id)
 
     def _end(self, client_id: str, epoch: int, record: Claim | Forgotten) -> None:
         self._ends[client_id, epoch] = (record, self._clock_ms() + AGAIN_MS)

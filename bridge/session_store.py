@@ -73,6 +73,7 @@ class SessionStore:
         self.view = SessionView()
         self._log = source
         self._node_id = node_id
+        self._ownership = ownership
         self._kafka_topic = kafka_topic
         self._partitions = partitions
         self._marker_key = marker_key(transactional_id(node_id))
@@ -81,8 +82,8 @@ class SessionStore:
         self._tail = TopicTail(source, kafka_topic, partitions, self._take, read_committed=True)
         self._writer = SessionWriter(
             source.transactional_producer(transactional_id(node_id)),
-            ownership.is_owner,
-            ownership.caught_up,
+            ownership.may_write,
+            ownership.renounce_superseded,
             self._marker,
             self._was_committed,
             after_batch,
@@ -151,7 +152,8 @@ class SessionStore:
                 others = set(fence) - {self._node_id}
                 if others:
                     await asyncio.gather(*(self._fence(node_id) for node_id in others))
-                await self._writer.settled()  # ours may have something of an earlier connection here
+                self._ownership.renounce(client_id)  # an earlier connection here that has not released in time
+                await self._writer.settled()
                 await self._tail.caught_up((self.position(client_id)[1],))
         except TimeoutError:
             raise LogUnavailable(f"the session could not be read within {OPEN_TIMEOUT_S:.0f} s") from None

@@ -10,8 +10,10 @@ sinks in the order of the writes, then ``after_batch`` runs once. What happens t
 
 Who may write: the transactional id is this node's. Before another node goes on with a session that we have not released
 it takes the id from us, after its claim is in the log. From then on our commits fail; to get the id back we `start`,
-and only then read the claims to their end. So we know of every claim for whose sake we were fenced, and a write for a
-session that has moved is dropped. The same holds after every other `start`, whatever it was for.
+and only then read the claims to their end. So we know of every claim for whose sake we were fenced, and renounce what
+it superseded: these sessions' writes are dropped. The same is done after every other `start`, whatever it was for.
+Between two starts a superseded owner may store what its connection has come to: who wants to go on without waiting for
+its release must fence us first.
 
 Each transaction has a record with its number in it, so that a commit without an answer is settled: start again, read to
 the end, and see whether the number is there.
@@ -50,7 +52,7 @@ Records = Sequence[tuple[Position, PendingRecord]]
 
 
 class SessionLost(LogError):  # noqa: N818
-    """The session has another owner now, or is over: nothing was written."""
+    """The session has another owner now, or was released or forgotten: nothing was written."""
 
 
 class StoreSink(Protocol):
@@ -97,8 +99,8 @@ class SessionWriter:
 
     Args:
         producer: with this node's transactional id.
-        is_owner: whether the claim of (client id, epoch) is in force.
-        claims_caught_up: reads the claims to their end as of now.
+        may_write: whether (client id, epoch) may be stored.
+        renounce_superseded: reads the claims to their end as of now; what was superseded may not be stored any more.
         marker: makes the record of a number, for a transaction that writes to these partitions.
         was_committed: reads to the end as of now; whether the number is there, in the partition of its record.
         after_batch: runs once when the outcomes of a transaction have been told.
@@ -107,8 +109,8 @@ class SessionWriter:
     def __init__(
         self,
         producer: TransactionalProducer,
-        is_owner: Callable[[str, int], bool],
-        claims_caught_up: Callable[[], Awaitable[None]],
+        may_write: Callable[[str, int], bool],
+        renounce_superseded: Callable[[], Awaitable[None]],
         marker: Callable[[int, Records], tuple[Position, PendingRecord]],
         was_committed: Callable[[int, Position], Awaitable[bool]],
         after_batch: Callable[[], None] | None = None,
@@ -117,8 +119,8 @@ class SessionWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._producer = producer
-        self._is_owner = is_owner
-        self._claims_caught_up = claims_caught_up
+        self._may_write = may_write
+        self._renounce_superseded = renounce_superseded
         self._marker = marker
         self._was_committed = was_committed
         self._after_batch = after_batch
@@ -293,7 +295,7 @@ class SessionWriter:
         """Get the transactional id (back), then know of every claim that was there when it was not ours."""
         await self._producer.start()
         self._counts["starts"] += 1
-        await self._claims_caught_up()
+        await self._renounce_superseded()
         self._needs_start = False
 
     async def _is_committed(self, number: int, position: Position) -> bool:
@@ -322,7 +324,7 @@ class SessionWriter:
     def _without_lost(self, batch: list[_Write]) -> list[_Write]:
         kept = []
         for write in batch:
-            if self._is_owner(write.client_id, write.epoch):
+            if self._may_write(write.client_id, write.epoch):
                 kept.append(write)
             elif self._take_outcome(write, "lost_writes"):
                 self._call(write, lambda sink, token: sink.store_lost(token))
