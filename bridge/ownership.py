@@ -206,8 +206,8 @@ class Ownership:
     def release(self, client_id: str, epoch: int) -> None:
         """The session stays, its owner has gone. Also for a claim that was given up before it came to a connection."""
         claim = self.view.find(client_id, epoch)
-        if claim is None or claim.is_released:
-            return  # it was void, or forgotten, or nobody would wait for it
+        if claim is None or claim.is_released or (client_id, epoch) in self._ends:
+            return  # void, forgotten, on its way already, or nobody would wait for it
         record = Claim(claim.principal, claim.node_id, claim.incarnation, claim.durable, epoch=epoch, is_released=True)
         self._end(client_id, epoch, record)
 
