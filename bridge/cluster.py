@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.log import Log, LogConsumer, LogTruncated, Position, Record
@@ -32,6 +32,7 @@ class NodeStatus:
     state: str
     age_s: float
     consumed: tuple[Consumed, ...]
+    consumed_exactly_once: tuple[Consumed, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -45,15 +46,8 @@ class NodeStatus:
             "connections": self.heartbeat.connections,
             "sessions": self.heartbeat.sessions,
             "subscriptions": self.heartbeat.subscriptions,
-            "consumed": [
-                {
-                    "kafka_topic": one.kafka_topic,
-                    "partition": one.partition,
-                    "position": one.position,
-                    "lag_records": one.lag_records,
-                }
-                for one in self.consumed
-            ],
+            "consumed": [asdict(one) for one in self.consumed],
+            "consumed_exactly_once": [asdict(one) for one in self.consumed_exactly_once],
         }
 
 
@@ -77,16 +71,26 @@ async def read_cluster(log: Log, now_ms: int, timeout_s: float = 20.0) -> tuple[
 
 def _status(heartbeat: NodeHeartbeat, age_s: float, ends: dict[Position, int]) -> NodeStatus:
     state = STALE if age_s > HEARTBEAT_STALE_S else heartbeat.state
+    return NodeStatus(
+        heartbeat, state, age_s, _consumed(heartbeat.consumed, ends), _consumed(heartbeat.consumed_exactly_once, ends)
+    )
+
+
+def _consumed(positions: tuple[tuple[str, int, int], ...], ends: dict[Position, int]) -> tuple[Consumed, ...]:
     consumed: list[Consumed] = []
-    for kafka_topic, partition, position in sorted(heartbeat.consumed):
+    for kafka_topic, partition, position in sorted(positions):
         end = ends.get((kafka_topic, partition))
         lag_records = max(0, end - position) if end is not None else None
         consumed.append(Consumed(kafka_topic, partition, position, lag_records))
-    return NodeStatus(heartbeat, state, age_s, tuple(consumed))
+    return tuple(consumed)
 
 
 async def _ends(log: Log, heartbeats: tuple[NodeHeartbeat, ...]) -> dict[Position, int]:
-    partitions = {(kafka_topic, partition) for node in heartbeats for kafka_topic, partition, _ in node.consumed}
+    partitions = {
+        (kafka_topic, partition)
+        for node in heartbeats
+        for kafka_topic, partition, _ in node.consumed + node.consumed_exactly_once
+    }
     return await log.end_offsets(partitions) if partitions else {}
 
 

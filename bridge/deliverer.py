@@ -180,6 +180,10 @@ class Deliverer:
                 if self._positions.pop(position, None) is not None:
                     self._change_assignment()
 
+    def partitions_of(self, topic_filter: str) -> frozenset[Position]:
+        """What is read for a filter that was added; empty for any other."""
+        return self._filter_partitions.get(topic_filter, frozenset())
+
     def start_positions(self, topic_filter: str) -> dict[Position, int]:
         """Where a subscription that begins now begins, per partition: for its ``not_before``.
 

@@ -174,7 +174,7 @@ class Publisher:
         It fails with RecordRefused, or with LogUnavailable when nobody knows.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.append(destination, value, headers, _FUTURE_SINK, future)
+        self.append(destination, value, headers, FUTURE_SINK, future)
         return future
 
     @property
@@ -470,4 +470,4 @@ class _FutureSink:
             token.set_exception(LogUnavailable("no answer in time: the record may or may not be in the log"))
 
 
-_FUTURE_SINK = _FutureSink()
+FUTURE_SINK = _FutureSink()

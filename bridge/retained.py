@@ -179,6 +179,21 @@ class RetainedMessages:
         self._publishes[publish.number] = publish
         self._publisher.append(destination, value, headers, _MESSAGE_SINK, (self, publish))
 
+    def retain(
+        self,
+        destination: Destination,
+        offset: int,
+        value: bytes,
+        headers: Sequence[tuple[str, bytes]],
+        sink: AppendSink | None,
+        token: Any,
+    ) -> None:
+        """Retain a message that is in the log already: a QoS 2 one, which was committed in a transaction."""
+        self._last_number += 1
+        publish = _Publish(self._last_number, destination, value, headers, sink, token)
+        self._publishes[publish.number] = publish
+        self.message_appended(publish, offset)
+
     def message_appended(self, publish: _Publish, offset: int) -> None:
         """The message is in the log: now its retained record."""
         destination = publish.destination

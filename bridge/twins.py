@@ -39,6 +39,9 @@ class TwinDeliverer:
         self.plain.remove_filter(topic_filter)
         self.exactly_once.remove_filter(topic_filter)
 
+    def partitions_of(self, topic_filter: str) -> frozenset[Position]:
+        return self.plain.partitions_of(topic_filter) | self.exactly_once.partitions_of(topic_filter)
+
     def start_positions(self, topic_filter: str) -> dict[Position, int]:
         return self.plain.start_positions(topic_filter) | self.exactly_once.start_positions(topic_filter)
 

@@ -18,7 +18,8 @@ STATE_DRAINING = "draining"
 
 @dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
-    """What a node says of itself. ``consumed`` lists (Kafka topic, partition, position) of its consumer.
+    """What a node says of itself. ``consumed`` lists (Kafka topic, partition, position) of its consumer,
+    ``consumed_exactly_once`` those of the second one, which reads the QoS 2 twins.
 
     ``incarnation`` differs at each start of the process, so a restarted node is told from one that paused.
     Times are milliseconds since the epoch on the node's own clock; staleness is judged by when a heartbeat was received
@@ -36,6 +37,7 @@ class NodeHeartbeat:
     sessions: int = 0
     subscriptions: int = 0
     consumed: tuple[tuple[str, int, int], ...] = ()
+    consumed_exactly_once: tuple[tuple[str, int, int], ...] = ()
     messages_in_per_s: float = 0.0
     messages_out_per_s: float = 0.0
     lag_records: int = 0
@@ -55,7 +57,8 @@ class NodeHeartbeat:
         values = json_object(data, "heartbeat")
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         try:
-            known["consumed"] = tuple((str(t), int(p), int(o)) for t, p, o in known.get("consumed", ()))
+            for name in ("consumed", "consumed_exactly_once"):
+                known[name] = tuple((str(t), int(p), int(o)) for t, p, o in known.get(name, ()))
             heartbeat = cls(**known)
         except (TypeError, ValueError) as error:
             raise RecordError(f"heartbeat: {error}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge.access.authentication import AuthenticatorUnavailable
 from edge.access.principal import Credentials, Principal, principal_from_certificate
+from edge.handler.opening import Opened, open_session
 from edge.wire import Connect, ReasonCode
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_
     1. the node is ready, the CONNECT's turn has come, no ban: else 0x88, 0x9F, 0x8A
     2. `Authenticator.authenticate`: else 0x86 (0x88 when nobody can say)
     3. the will's topic name may be published to: else 0x87
-    4. a session of the same client id on this node belongs to the same principal: else 0x87
-    5. that session is taken over with 0x8E [MQTT5-3.1.4-3] [MQTT311-3.1.4-2], this one registered, CONNACK sent
+    4. a session of the same client id belongs to the same principal: else 0x87
+    5. `open_session`: this connection becomes the session's owner, an older one is told 0x8E [MQTT5-3.1.4-3]
+       [MQTT311-3.1.4-2]
+    6. `EdgeProtocolHandler.accepted`: CONNACK
     """
     services = handler.services
     credentials = _credentials(handler, connect, client_id)
@@ -45,9 +48,14 @@ async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_
     if refusal is not None:
         handler.refuse(*refusal)
         return
-    if handler.is_open:
-        _take_over(services, principal.client_id)
-        handler.accepted(principal)
+    if not handler.is_open:
+        return
+    handler.principal = principal
+    opened = await open_session(handler, principal)
+    if isinstance(opened, Opened):
+        handler.accepted(principal, opened)
+    else:
+        handler.refuse(*opened)
 
 
 def _credentials(handler: EdgeProtocolHandler, connect: Connect, client_id: str) -> Credentials:
@@ -87,20 +95,11 @@ def _authorised(services: EdgeServices, principal: Principal, connect: Connect) 
     if connect.will is not None and not access.authorizer.may_publish(principal, connect.will.topic_name):
         services.event("denied", principal.client_id, action="will", topic_name=connect.will.topic_name)
         return ReasonCode.NOT_AUTHORIZED, "the will's topic name may not be published to"
-    owner = services.clients.get(principal.client_id)
-    if owner is not None and owner.principal is not None and owner.principal.name != principal.name:
+    owner = services.ownership.owner(principal.client_id)
+    if owner is not None and owner.claim.principal != principal.name and (owner.claim.durable or not owner.is_released):
         return ReasonCode.NOT_AUTHORIZED, "this client id belongs to another user"
     access.flapping.connected(principal.client_id, services.loop.time())
     return None
-
-
-def _take_over(services: EdgeServices, client_id: str) -> None:
-    """The older connection of this client id ends, with its will, before the new one is answered."""
-    owner = services.clients.pop(client_id, None)
-    if owner is not None:
-        services.counters.taken_over_total += 1
-        services.event("taken_over", client_id, peer=owner.peer)
-        owner.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
 
 def _count_failure(services: EdgeServices, credentials: Credentials) -> None:

@@ -20,18 +20,23 @@ from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
 from bridge.delivery import Delivery
-from bridge.log import Position, RecordRefused
+from bridge.log import LogError, Position, RecordRefused
+from bridge.session_store import SessionLost
 from bridge.subscriptions import Grant
 from edge.access.limits import Ticket
 from edge.access.principal import Principal
 from edge.handler import subscribing
 from edge.handler.amqtt_session import EdgeSession
 from edge.handler.connecting import connect_client
+from edge.handler.durable import DurableSession
+from edge.handler.ending import end_session
+from edge.handler.opening import Opened, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
 from edge.handler.targets import resolve_target
 from edge.session.effects import (
+    AppendExactlyOnce,
     AppendRecord,
     AppendRetained,
     Authenticate,
@@ -39,16 +44,19 @@ from edge.session.effects import (
     CloseSubscriptions,
     Effect,
     FallBehind,
+    ForgetReceived,
     OpenSubscriptions,
     PauseReading,
     PublishTarget,
     PublishWill,
     ResumeReading,
+    StoreDone,
+    StoreOutgoing,
+    StoreReleased,
 )
 from edge.session.engine import SessionEngine
-from edge.session.publish_headers import record_headers
 from edge.session.transitions import ConnectionState
-from edge.wire import Packet, Publish, ReasonCode, Will, encode
+from edge.wire import Packet, ReasonCode, encode
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +93,12 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._closing = False
         self.retaining: Retaining | None = None  # what new subscriptions are still due
         self.behind: set[Position] | None = None  # partitions that are read again for this client
+        self.durable: DurableSession | None = None  # from CONNACK to the end of the connection
+        self.will_is_due = False
         self.engine = SessionEngine(
             services.limits,
             services.capabilities,
-            self._resolve,
+            self.resolve,
             _new_client_id,
             self._loop.time(),
             services.wall_clock_offset_ms,
@@ -170,7 +180,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             return
         if self.retaining is not None and not self.retaining.before_live(delivery):
             if delivery.qos and grant.qos:
-                self._fall_behind((delivery.kafka_topic, delivery.partition), delivery.offset)
+                self.fall_behind((delivery.kafka_topic, delivery.partition), delivery.offset)
             self._pass_over(delivery, grant)
             return
         engine.deliver(delivery, grant, self._loop.time() if delivery.expiry_s is not None else 0.0)
@@ -185,14 +195,23 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         engine = self.engine
         if not self.is_open or (self.retaining is not None and not self.retaining.before_live(delivery)):
             return False
-        taken = engine.deliver_late(delivery, grant, self._loop.time() if delivery.expiry_s is not None else 0.0)
-        if not self._is_dirty and engine.out:
+        taken = engine.deliver_late(delivery, grant, self._loop.time())
+        if engine.effects:
+            self._perform()
+        self.written()
+        return taken
+
+    def written(self) -> None:
+        """The engine may have something to send: it leaves with the batch."""
+        if not self._is_dirty and self.engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)
-        return taken
 
     def caught_up(self, position: Position) -> None:
         """Nothing of the partition is missed any more: it comes live."""
+        self.engine.partition_resumed(position)
+        if self.engine.effects:
+            self._perform()
         if self.behind is not None:
             self.behind.discard(position)
             if not self.behind:
@@ -247,10 +266,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """Whether the network connection is still there to be answered."""
         return self.transport is not None and self.engine.state is not ConnectionState.CLOSED
 
-    def accepted(self, principal: Principal) -> None:
-        """CONNECT is accepted: attach the amqtt session, register the client, answer CONNACK."""
+    def accepted(self, principal: Principal, opened: Opened) -> None:
+        """CONNECT is accepted: attach the amqtt session, register the client, answer CONNACK, go on where the session
+        stood."""
         services = self.services
-        self.principal = principal
+        self.durable = opened.durable
         assert self.engine.connect is not None
         self.engine.connect.password = None  # kept no longer than it is needed
         self.connected_at_ms = services.wall_ms()
@@ -265,7 +285,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
                 left_s, self.disconnect, ReasonCode.NOT_AUTHORIZED, "the token expired"
             )
         services.event("connected", principal.client_id, peer=self.peer, user=principal.name)
-        self.engine.accept(False, self._loop.time())
+        resume_session(self, opened)
         self._pump()
         self._arm()  # a keep alive may be due before the CONNECT would have been
 
@@ -279,6 +299,14 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """End this connection from our side: DISCONNECT for 5.0, then close."""
         self.engine.disconnect(reason_code, reason, server_reference)
         self._pump()
+
+    def taken_over(self) -> None:
+        """Another connection of the client id, here or on another edge, has the session [MQTT5-3.1.4-3]
+        [MQTT311-3.1.4-2]."""
+        services = self.services
+        services.counters.taken_over_total += 1
+        services.event("taken_over", self.client_id, peer=self.peer)
+        self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
     def stop_reading(self) -> None:
         """Take no more from the client: the node is about to stop."""
@@ -294,7 +322,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """The ACL changed: publish targets are resolved anew, subscriptions that are no longer allowed go."""
         if self.engine.incoming is not None:
             self.engine.incoming.forget_targets()
-        if self.principal is None:
+        if self.principal is None or self.durable is None:
             return
         authorizer = self.services.access.authorizer
         for topic_filter in list(self.services.table.filters_of(self)):
@@ -337,6 +365,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if not self.is_open:
             subscribing.remove_all(self)
             return
+        if not await self._stored():
+            return
         self.engine.subscribed(subscribe.packet_id, codes, self._loop.time())
         self._pump()
         if self.retaining is not None:
@@ -345,8 +375,23 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     async def handle_unsubscribe(self, unsubscribe: Any) -> None:
         """Extension point: UNSUBSCRIBE; answers UNSUBACK."""
         codes = subscribing.close_subscriptions(self, unsubscribe)
+        if not await self._stored():
+            return
         self.engine.unsubscribed(unsubscribe.packet_id, codes, self._loop.time())
         self._pump()
+
+    async def _stored(self) -> bool:
+        """A stored session's subscriptions are committed; False: they are not, and the connection has ended."""
+        if self.durable is None or not self.durable.is_stored or not self.is_open:
+            return self.is_open
+        try:
+            await self.durable.store()
+        except SessionLost:
+            self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+        except LogError as error:
+            log.warning("client %s: its subscriptions could not be stored: %s", self.client_id, error)
+            self.disconnect(ReasonCode.SERVER_BUSY, "Kafka gave no answer in time; subscribe again")
+        return self.is_open
 
     async def handle_connection_closed(self) -> None:
         """Extension point: the connection is gone; called once, after the session's end."""
@@ -403,8 +448,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._spawn(self.handle_subscribe, effect.packet)
         elif isinstance(effect, CloseSubscriptions):
             self._spawn(self.handle_unsubscribe, effect.packet)
+        elif isinstance(effect, AppendExactlyOnce | ForgetReceived | StoreOutgoing | StoreReleased | StoreDone):
+            if self.durable is not None:
+                self.durable.perform(effect)
         elif isinstance(effect, PublishWill):
-            self._publish_will(effect.will)
+            self.will_is_due = True  # what becomes of it is decided with the session
         elif isinstance(effect, PauseReading):
             if self.transport is not None:
                 self.transport.pause_reading()
@@ -412,13 +460,14 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.resume_reading()
         elif isinstance(effect, FallBehind):
-            self.services.catch_up.passed_over += 1
-            self._fall_behind(effect.position, effect.offset)
+            self.services.catch_up.passed_over(effect.position)
+            self.fall_behind(effect.position, effect.offset)
         elif isinstance(effect, CloseConnection):
             self.flush()
             self._close()
+            end_session(self)
 
-    def _fall_behind(self, position: Position, offset: int) -> None:
+    def fall_behind(self, position: Position, offset: int) -> None:
         """The buffer is full: what follows on this partition is read from the log when there is room again."""
         if self.behind is None:
             self.behind = set()
@@ -427,7 +476,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         log.debug("client %s is behind on %s[%d] from offset %d on", self.client_id, *position, offset)
 
     def _pass_over(self, delivery: Delivery, grant: Grant) -> None:
-        self.services.catch_up.passed_over += 1
+        self.services.catch_up.passed_over((delivery.kafka_topic, delivery.partition))
         self.engine.pass_over(delivery, grant)
 
     def _read_on(self) -> None:
@@ -451,25 +500,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self.disconnect(ReasonCode.UNSPECIFIED_ERROR, "the edge failed; please report it")
             self._close()
 
-    def _resolve(self, raw: bytes) -> PublishTarget | ReasonCode:
+    def resolve(self, raw: bytes) -> PublishTarget | ReasonCode:
+        """Where a message of this client goes, or the reason code of a definite refusal."""
         assert self.principal is not None
         return resolve_target(self.services, self.principal, raw)
-
-    def _publish_will(self, will: Will) -> None:
-        """Append the will; nobody is left to hear of it, so only the log tells [MQTT5-3.1.2-8]."""
-        raw = will.topic_name.encode()
-        target = self._resolve(raw)
-        if isinstance(target, ReasonCode):
-            return
-        packet = Publish(raw, will.payload, will.qos, will.retain, False, 0, will.properties)
-        headers = record_headers(packet, target, self.services.limits)
-        if not isinstance(headers, ReasonCode):
-            self.services.counters.wills_published += 1
-            sink = _WillSink(self.client_id)
-            if will.retain and self.services.retained is not None:  # [MQTT5-3.1.2-15] [MQTT311-3.1.2-17]
-                self.services.retained.publish(target.destination, will.payload, headers, sink, None)
-            else:
-                self.services.publisher.append(target.destination, will.payload, headers, sink, None)
 
     # Timers and the end ----------------------------------------------------------------------------------------------
 
@@ -514,36 +548,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if not services.connections:
             services.emptied.set()
         services.waiting_for_room.discard(self)
-        if self.retaining is not None:
-            self.retaining.close()
         self.transport = None
-        if self.principal is not None:
-            services.catch_up.forget(self)
-            self.behind = None
-            subscribing.remove_all(self)
-            if services.clients.get(self.client_id) is self:
-                del services.clients[self.client_id]
-            if self.engine.outgoing is not None:
-                services.counters.messages_dropped += self.engine.outgoing.dropped
-            services.event("disconnected", self.client_id, reason=self.engine.reason, peer=self.peer)
+        end_session(self)
         if self._disconnect_waiter is not None and not self._disconnect_waiter.done():
             self._disconnect_waiter.set_result(None)
-
-
-class _WillSink:
-    """A will has no client to answer; what became of it goes to the log."""
-
-    def __init__(self, client_id: str) -> None:
-        self._client_id = client_id
-
-    def record_appended(self, token: Any, offset: int) -> None:
-        log.debug("the will of %s is at offset %d", self._client_id, offset)
-
-    def record_refused(self, token: Any, error: RecordRefused) -> None:
-        log.error("the will of %s was refused by Kafka: %s", self._client_id, error.reason)
-
-    def record_unknown(self, token: Any) -> None:
-        log.error("the will of %s may be lost: Kafka gave no answer in time", self._client_id)
 
 
 def _new_client_id() -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from amqtt.plugins.manager import PluginManager
 
-from bridge.catch_up import CatchUp
-from bridge.deliverer import Deliverer
+from bridge.log import Position
+from bridge.ownership import Ownership
 from bridge.partitioning import RouteTable
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
+from bridge.session_store import SessionStore
 from bridge.subscriptions import SubscriptionTable
+from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.access.acl import Authorizer
 from edge.access.authentication import Authenticator
 from edge.access.bans import BanList
@@ -66,8 +68,11 @@ class EdgeServices:
     routes: RouteTable
     table: SubscriptionTable
     publisher: Publisher
-    deliverer: Deliverer
-    catch_up: CatchUp
+    deliverer: TwinDeliverer
+    catch_up: TwinCatchUp
+    ownership: Ownership
+    sessions: SessionStore
+    start_offsets: Callable[[Set[Position]], Awaitable[dict[Position, int]]]
     plugins: PluginManager[Any] | None
     event: Callable[..., None]
     wall_clock_offset_ms: float
@@ -77,6 +82,7 @@ class EdgeServices:
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
     retained: RetainedMessages | None = None
     pacer: RetainedPacer | None = None
+    endings: set[asyncio.Task[None]] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: list[EdgeProtocolHandler] = field(default_factory=list)
     waiting_for_room: set[EdgeProtocolHandler] = field(default_factory=set)

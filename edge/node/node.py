@@ -16,26 +16,33 @@ from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
 from bridge.log import Log
 from bridge.membership import Membership
+from bridge.ownership import Ownership
 from bridge.partitioning import RouteTable
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
 from bridge.retained_view import RetainedView
+from bridge.session_keeper import SessionKeeper
+from bridge.session_store import SessionStore
 from bridge.subscriptions import SubscriptionTable
+from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.handler.retaining import RetainedPacer
 from edge.handler.services import EdgeServices
 from edge.node.access import build_access
 from edge.node.config import EdgeConfig
 from edge.node.http import start_http
-from edge.node.listeners import bound_address, open_listener
+from edge.node.listeners import Listener, bound_address, open_listener
 from edge.node.statistics import node_statistics
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
+from schemas.catalogue import DAY_MS, MESSAGE_RETENTION_MS
 from schemas.nodes import STATE_DRAINING, STATE_UP, NodeHeartbeat
 from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
 
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 2.0  # as often as heartbeats
+CHECKPOINT_INTERVAL_S = 5.0  # what a client may get twice (QoS 1) when its edge dies
+SESSION_EXPIRY_S_MAX = (MESSAGE_RETENTION_MS - DAY_MS) // 1000  # an offline session's queue is the log (design 6)
 NOT_READY_AFTER_S = 5.0  # without Kafka: new clients are sent elsewhere (design section 6)
 CLOSE_CLIENTS_AFTER_S = 20.0  # without Kafka: the clients that are here move, too
 FLUSH_TIMEOUT_S = 10.0  # what is in flight at the stop is given this long to be acknowledged
@@ -52,12 +59,14 @@ class EdgeNode:
     def __init__(self, config: EdgeConfig, backbone: Log) -> None:
         self.config = config
         self._log = backbone
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Listener] = []
         self._http: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._membership: Membership | None = None
+        self._keeper: SessionKeeper | None = None
         self._draining = False
-        self._started_ms = 0
+        self._started_ms = int(time.time() * 1000)
+        self._incarnation = f"{os.getpid()}-{self._started_ms}"
         self.services: EdgeServices = _NOT_STARTED
 
     async def start(self) -> None:
@@ -87,7 +96,10 @@ class EdgeNode:
             await self.services.access.authenticator.stop()
             if self.services.pacer is not None:
                 self.services.pacer.stop()
+            await self._end_sessions()
+            await self.services.sessions.stop()
             await self.services.publisher.stop(FLUSH_TIMEOUT_S)
+            await self.services.ownership.stop()
             if self.services.retained is not None:
                 await self.services.retained.stop()
             await self.services.catch_up.stop()
@@ -118,7 +130,7 @@ class EdgeNode:
         http = self.config.advertised_http or _joined(self.http_address)
         return NodeHeartbeat(
             node_id=self.config.node_id,
-            incarnation=f"{os.getpid()}-{self._started_ms}",
+            incarnation=self._incarnation,
             started_ms=self._started_ms,
             sent_ms=services.wall_ms(),
             mqtt_address=mqtt,
@@ -127,12 +139,8 @@ class EdgeNode:
             connections=len(services.connections),
             sessions=len(services.clients),
             subscriptions=services.table.statistics()["subscriptions"],
-            consumed=tuple(
-                sorted(
-                    (kafka_topic, partition, at)
-                    for (kafka_topic, partition), at in services.deliverer.positions().items()
-                )
-            ),
+            consumed=_consumed(services.deliverer.plain),
+            consumed_exactly_once=_consumed(services.deliverer.exactly_once),
             lag_records=services.deliverer.statistics()["lag_records"],
             routes_version=services.routes.version,
         )
@@ -142,9 +150,10 @@ class EdgeNode:
     async def _start_parts(self) -> None:
         config = self.config
         self.services = services = self._build_services()
-        self._started_ms = services.wall_ms()
         await services.access.authenticator.start()
         await services.deliverer.start()
+        await services.ownership.start()
+        await services.sessions.start()
         if services.capabilities.retain_available:
             await self._start_retained(services)
         self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
@@ -152,7 +161,13 @@ class EdgeNode:
         if config.http is not None:
             self._http = await start_http(services, config.http, config.reuse_port)
         await self._membership.start()
-        self._tasks = [asyncio.create_task(self._watch_kafka()), asyncio.create_task(self._publish_statistics())]
+        keeper = self._keeper = self._build_keeper(services)
+        self._tasks = [
+            asyncio.create_task(keeper.run()),
+            asyncio.create_task(self._watch_kafka()),
+            asyncio.create_task(self._publish_statistics()),
+            asyncio.create_task(self._checkpoint_sessions()),
+        ]
         log.info("edge %s serves MQTT on %s", config.node_id, self.mqtt_addresses)
 
     def _build_services(self) -> EdgeServices:
@@ -162,25 +177,66 @@ class EdgeNode:
         routes = RouteTable(config.effective_routes())
         table = SubscriptionTable()
         publisher = Publisher(self._log, lambda: self.services.flush_soon())
-        deliverer = Deliverer(
-            self._log, routes, table, config.node_id, lambda: self.services.flush(), publisher=publisher
+        deliverer, catch_up = self._build_ways_out(routes, table, publisher)
+        ownership = Ownership(
+            self._log,
+            publisher.append_future,
+            config.node_id,
+            self._incarnation,
+            is_live=self._is_live,
+            on_lost=self._session_lost,
+            is_replaced=self._is_replaced,
         )
         events = EventLog(publisher.append, config.node_id)
         return EdgeServices(
             node_id=config.node_id,
             loop=loop,
             limits=limits,
-            capabilities=Capabilities(retain_available=True),
+            capabilities=Capabilities(qos_max=2, retain_available=True, session_expiry_s_max=SESSION_EXPIRY_S_MAX),
             access=build_access(config, limits),
             routes=routes,
             table=table,
             publisher=publisher,
             deliverer=deliverer,
-            catch_up=CatchUp(self._log, table, routes, deliverer, lambda: self.services.flush_soon()),
+            catch_up=catch_up,
+            ownership=ownership,
+            sessions=SessionStore(self._log, config.node_id, ownership, after_batch=lambda: self.services.flush_soon()),
+            start_offsets=self._log.start_offsets,
             plugins=None,
             event=events.record,
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
             ready=self.is_ready,
+        )
+
+    def _build_ways_out(
+        self, routes: RouteTable, table: SubscriptionTable, publisher: Publisher
+    ) -> tuple[TwinDeliverer, TwinCatchUp]:
+        def deliverer(exactly_once: bool) -> Deliverer:
+            return Deliverer(
+                self._log,
+                routes,
+                table,
+                self.config.node_id,
+                lambda: self.services.flush(),
+                publisher=publisher,
+                exactly_once=exactly_once,
+            )
+
+        def catch_up(of: Deliverer, exactly_once: bool) -> CatchUp:
+            return CatchUp(self._log, table, routes, of, lambda: self.services.flush_soon(), exactly_once=exactly_once)
+
+        plain, twin = deliverer(False), deliverer(True)
+        return TwinDeliverer(plain, twin), TwinCatchUp(catch_up(plain, False), catch_up(twin, True))
+
+    def _build_keeper(self, services: EdgeServices) -> SessionKeeper:
+        return SessionKeeper(
+            services.ownership,
+            services.sessions,
+            services.routes,
+            services.publisher,
+            services.retained,
+            self._live_nodes,
+            services.wall_ms,
         )
 
     async def _start_retained(self, services: EdgeServices) -> None:
@@ -197,8 +253,10 @@ class EdgeNode:
             handler.stop_reading()
         services.waiting_for_room.clear()
         await services.publisher.flush(FLUSH_TIMEOUT_S)  # what was received is acknowledged before the goodbye
+        elsewhere = self._other_addresses()
+        code = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_SHUTTING_DOWN
         for handler in list(services.connections):
-            handler.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "this edge is shutting down; use another one")
+            handler.disconnect(code, "this edge is shutting down; use another one", elsewhere)
         if services.connections:
             services.emptied.clear()
             try:
@@ -209,6 +267,50 @@ class EdgeNode:
         for handler in list(services.connections):
             if handler.transport is not None:
                 handler.transport.abort()
+
+    async def _end_sessions(self) -> None:
+        """What sessions keep is stored and their claims are released before the log goes."""
+        endings = list(self.services.endings)
+        if endings:
+            _, pending = await asyncio.wait(endings, timeout=FLUSH_TIMEOUT_S)
+            for task in pending:
+                task.cancel()
+
+    def _live_nodes(self) -> set[str]:
+        live = self._membership.live() if self._membership is not None else ()
+        return {self.config.node_id} | {heartbeat.node_id for heartbeat in live}
+
+    def _other_addresses(self) -> str | None:
+        """The Server Reference for clients that have to go: the edges that are up, apart by spaces (MQTT 5.0 4.11)."""
+        live = self._membership.live() if self._membership is not None else ()
+        others = [
+            heartbeat.mqtt_address
+            for heartbeat in live
+            if heartbeat.node_id != self.config.node_id and heartbeat.state == STATE_UP and heartbeat.mqtt_address
+        ]
+        return " ".join(others) or None
+
+    def _is_live(self, node_id: str, incarnation: str) -> bool:
+        """Whether an owner can still release its sessions: it is this process, or its heartbeat is fresh."""
+        if node_id == self.config.node_id:
+            return incarnation == self._incarnation
+        if self._membership is None:
+            return True
+        heartbeat = self._membership.view.get(node_id)
+        return heartbeat is not None and heartbeat.incarnation == incarnation and self._membership.is_live(node_id)
+
+    def _is_replaced(self, node_id: str, incarnation: str) -> bool:
+        """Whether a later process runs under the node id: it has fenced the earlier one when it started."""
+        if node_id == self.config.node_id:
+            return incarnation != self._incarnation
+        heartbeat = self._membership.view.get(node_id) if self._membership is not None else None
+        return heartbeat is not None and heartbeat.incarnation != incarnation
+
+    def _session_lost(self, client_id: str, epoch: int) -> None:
+        """A later claim: the connection that has the session here ends, and with it its ownership."""
+        handler = self.services.clients.get(client_id)
+        if handler is not None and handler.durable is not None and handler.durable.epoch == epoch:
+            handler.taken_over()
 
     # What runs beside ------------------------------------------------------------------------------------------------
 
@@ -227,6 +329,16 @@ class EdgeNode:
                 for handler in list(self.services.connections):
                     handler.disconnect(ReasonCode.SERVER_BUSY, "this edge has lost Kafka; use another one")
 
+    async def _checkpoint_sessions(self) -> None:
+        """Where the stored sessions of connected clients have come."""
+        while True:
+            await asyncio.sleep(CHECKPOINT_INTERVAL_S)
+            for number, handler in enumerate(list(self.services.clients.values())):
+                if handler.durable is not None and handler.durable.is_stored:
+                    handler.durable.checkpoint()
+                    if not number % 50:
+                        await asyncio.sleep(0)  # others have their turn
+
     async def _publish_statistics(self) -> None:
         """`$SYS/brokers/<node>/stats`, every 2 s, QoS 0: seen by subscribers of every edge."""
         topic_name = f"$SYS/brokers/{self.config.node_id}/stats"
@@ -241,6 +353,10 @@ class EdgeNode:
             figures |= node_statistics(self.services)
             self.services.publisher.append(destination, orjson.dumps(figures), headers, None, None)
             await asyncio.sleep(STATS_INTERVAL_S)
+
+
+def _consumed(deliverer: Deliverer) -> tuple[tuple[str, int, int], ...]:
+    return tuple(sorted((*position, at) for position, at in deliverer.positions().items()))
 
 
 def _joined(address: tuple[str, int] | None) -> str:

@@ -271,11 +271,10 @@ class SessionEngine:
         assert self.flows is not None
         if self.incoming is not None:
             self.incoming.refused += 1
-        if self.state is ConnectionState.CLOSED:
-            return
-        if self.protocol_version == MQTT_5:
+        if self.protocol_version == MQTT_5 and self.state is ConnectionState.CONNECTED:
             self.flows.refused(effect.packet_id, reason_code, reason)
         else:
+            self.flows.withdraw(effect.packet_id)
             self.disconnect(reason_code, reason)
 
     def received_forgotten(self, packet_id: int) -> None:
@@ -323,7 +322,7 @@ class SessionEngine:
         """A message that was missed and read from the log again; False: no room. Half the buffer is left to what comes
         live."""
         outgoing = self.outgoing
-        if outgoing is None:
+        if outgoing is None or self.state is not ConnectionState.CONNECTED:
             return False
         resuming = outgoing.resuming
         position = (delivery.kafka_topic, delivery.partition)
@@ -336,7 +335,11 @@ class SessionEngine:
             retain = delivery.retain and grant.retain_as_published
             outgoing.resend(delivery, entry, retain, grant.subscription_ids, self._wall_ms(now))
             return True
-        if not outgoing.has_room_for(len(delivery.payload), share=2):
+        if resuming is not None and resuming.packet_ids:
+            has_room = outgoing.has_room  # what is sent again needs an empty buffer, and would else never see one
+        else:
+            has_room = outgoing.has_room_for(len(delivery.payload), share=2)
+        if not has_room:
             return False
         self.deliver(delivery, grant, now)
         return True
@@ -344,9 +347,8 @@ class SessionEngine:
     def partition_resumed(self, position: Position | None) -> None:
         """All of a partition (None: whatever is left anywhere) that was in flight has been read again; what did not
         come has expired or is gone."""
-        outgoing = self.outgoing
-        if outgoing is not None and outgoing.resuming is not None:
-            outgoing.give_up({entry.packet_id for entry in outgoing.resuming.left(position)})
+        if self.outgoing is not None:
+            self.outgoing.partition_resumed(position)
 
     def pass_over(self, delivery: Delivery, grant: Grant) -> None:
         """A message that cannot be taken now: QoS 0 is dropped and counted, the others are in the log."""
@@ -516,6 +518,8 @@ class SessionEngine:
         flows = self._flows()
         if flows.is_known(packet.packet_id):
             return
+        if packet.retain and not self._capabilities.retain_available and self.protocol_version == MQTT_5:
+            raise RetainNotSupported("Retain Available is 0", "MQTT5-3.2.2-14")
         flows.begin(packet.packet_id)
         headers = target if isinstance(target, ReasonCode) else record_headers(packet, target, self._limits)
         if isinstance(target, ReasonCode) or isinstance(headers, ReasonCode):
@@ -598,7 +602,7 @@ class SessionEngine:
                 negotiated.packet_bytes_max,
                 self._limits.buffer_messages_max,
                 self._limits.buffer_bytes_max,
-                negotiated.topic_alias_maximum,
+                min(negotiated.topic_alias_maximum, self._limits.topic_alias_maximum),
                 self._emit if self.is_durable else None,
             )
             self.outgoing.writable = self._writable

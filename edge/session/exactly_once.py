@@ -55,6 +55,10 @@ class OrderedAnswers:
         """A packet came that will be answered; its identifier is not among those expected."""
         self._order.append(packet_id)
 
+    def is_known(self, packet_id: int) -> bool:
+        """Whether its answer only waits for those in front of it."""
+        return packet_id in self._known
+
     def answer(self, packet_id: int, answer: bytes) -> None:
         """Its answer is known: it goes out with all that are known at the head."""
         self._known[packet_id] = answer
@@ -85,6 +89,8 @@ class IncomingFlows:
     def is_known(self, packet_id: int) -> bool:
         """PUBLISH: whether its identifier is under way, so that it is answered and not appended again
         [MQTT5-4.3.3-10] [MQTT311-4.3.3-2]."""
+        if self._answers.is_known(packet_id):
+            return True
         state = self._states.get(packet_id)
         if state is Inbound.RECEIVED:
             self._out.append(pubrec(packet_id))
@@ -110,6 +116,10 @@ class IncomingFlows:
         else:
             self._end(packet_id)
             self._answers.answer(packet_id, self._negative(packet_id, reason_code, reason))
+
+    def withdraw(self, packet_id: int) -> None:
+        """The message was refused for good and nobody can be told: it is new when it is sent again."""
+        self._end(packet_id)
 
     def release(self, packet_id: int) -> bool:
         """PUBREL: whether the identifier is known, so that its removal has to be stored before PUBCOMP."""

@@ -15,7 +15,6 @@ from edge.session.resuming import InFlight, Resuming
 from edge.wire import pubrel
 
 PACKET_ID_MAX = 65_535
-_ALIAS_BYTES = 3  # a Topic Alias with its identifier
 _PACKET_IDS = [packet_id.to_bytes(2, "big") for packet_id in range(PACKET_ID_MAX + 1)]
 
 Queued = tuple[Delivery, int, bool, tuple[int, ...]]
@@ -227,6 +226,9 @@ class Outgoing:
         """Send a message again: DUP, and its old identifier [MQTT5-3.3.1-1] [MQTT311-3.3.1-1]."""
         packet_id, qos = entry.packet_id, entry.qos
         assert self.resuming is not None
+        if not self._put_out(delivery, qos, retain, subscription_ids, wall_ms, packet_id, dup=True):
+            self.give_up({packet_id})  # as if delivered [MQTT5-3.1.2-25]
+            return
         self.resuming.packet_ids.discard(packet_id)
         self.sent += 1
         if qos == 1:
@@ -234,17 +236,25 @@ class Outgoing:
         else:
             self.flows[packet_id] = OutgoingFlow(Outbound.SENT, delivery, retain, subscription_ids, dup=True)
             self._window -= 1
-        self._put_out(delivery, qos, retain, subscription_ids, wall_ms, packet_id, dup=True)
 
     def give_up(self, packet_ids: set[int]) -> None:
-        """These cannot be sent again: their messages have expired or are gone from the log."""
+        """These cannot be sent again: their messages are gone from the log, or too large for the client now."""
         assert self.resuming is not None
         self.resuming.packet_ids -= packet_ids
         if self._emit is not None:
             for packet_id in packet_ids:
                 self._emit(StoreDone(packet_id))
-        if not self.resuming.packet_ids:
+        if self.resuming.is_over:
             self.resuming = None
+
+    def partition_resumed(self, position: Position | None) -> None:
+        """All of a partition (None: of every one) has been read again: what did not come is given up."""
+        resuming = self.resuming
+        if resuming is not None:
+            left = {entry.packet_id for entry in resuming.left(position)}
+            resuming.partition_resumed(position)
+            self.give_up(left)
+
 
     # The buffer ------------------------------------------------------------------------------------------------------
 
@@ -277,6 +287,14 @@ class Outgoing:
         return not queue or (
             len(queue) < self._length_max // share and self._queue_bytes + payload_bytes <= self._bytes_max // share
         )
+
+    def first_waiting(self) -> dict[Position, int]:
+        """The first offset that waits in the buffer, per partition; QoS 0 and retained messages do not count."""
+        waiting: dict[Position, int] = {}
+        for delivery, qos, _, _ in self._queue or ():
+            if qos and not isinstance(delivery, RetainedDelivery):
+                waiting.setdefault((delivery.kafka_topic, delivery.partition), delivery.offset)
+        return waiting
 
     @property
     def queue_length(self) -> int:
@@ -314,8 +332,7 @@ class Outgoing:
 
     def _begin_stored(self, delivery: Delivery, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int) -> None:
         if self._is_limited:
-            head, tail = publish_frame(delivery, self._version, 2, retain, subscription_ids, wall_ms)
-            if len(head) + len(tail) + 2 + _ALIAS_BYTES > self._packet_bytes_max:
+            if self._is_too_large(publish_frame(delivery, self._version, 2, retain, subscription_ids, wall_ms), 2):
                 self.too_large += 1
                 return
         self._last_id = packet_id = self._free_packet_id()
@@ -346,10 +363,14 @@ class Outgoing:
             frame = frames.get(self._frame_key | qos | (4 if retain else 0))
         if frame is None:
             frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms, dup, alias)
+        if self._is_limited and self._is_too_large(frame, qos):
+            if alias is not None:  # it makes a packet larger whose Topic Name is new to the client, or short
+                alias = None
+                frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms, dup)
+            if self._is_too_large(frame, qos):
+                self.too_large += 1
+                return False
         head, tail = frame
-        if self._is_limited and len(head) + len(tail) + (2 if qos else 0) > self._packet_bytes_max:
-            self.too_large += 1
-            return False
         if alias is not None and alias.is_new:
             self._aliases[delivery.topic_name_utf8] = alias.number
         if qos:
@@ -357,6 +378,9 @@ class Outgoing:
         else:
             self._out.append(head)
         return True
+
+    def _is_too_large(self, frame: Frame, qos: int) -> bool:
+        return len(frame[0]) + len(frame[1]) + (2 if qos else 0) > self._packet_bytes_max
 
     def _alias(self, topic_name_utf8: bytes) -> Alias | None:
         """The alias for the Topic Name, at most as many as the client takes [MQTT5-3.3.2-8] [MQTT5-3.1.2-26]."""

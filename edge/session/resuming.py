@@ -60,6 +60,19 @@ class Resuming:
         entry = self._by_position.get(position, {}).get(offset)
         return entry if entry is not None and entry.packet_id in self.packet_ids else None
 
+    def partition_resumed(self, position: Position | None) -> None:
+        """All of the partition (None: of every one) has been read again: what comes of it now is new."""
+        if position is None:
+            self._by_position.clear()
+        else:
+            self._by_position.pop(position, None)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left, and no partition is being read in which there was something: what was acknowledged there
+        must still be passed over."""
+        return not self.packet_ids and not self._by_position
+
     def left(self, position: Position | None = None) -> list[InFlight]:
         """What has not been sent again: of one partition, or of all with the retained ones."""
         partitions = self._by_position.values() if position is None else [self._by_position.get(position, {})]

@@ -1,0 +1,304 @@
+"""What of one connection's session is kept in `headwater.sessions`, from CONNACK to the end of the connection.
+
+Two records say all of a session: its state (subscriptions, will) and its progress (positions, what is in flight). The
+steps of QoS 2 flows are written one by one, before the other side hears of them. All writes of an edge go through one
+transactional writer in the order of the calls (`bridge.session_store`), so a progress record may speak of steps that
+are still waiting in front of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from bridge.log import PendingRecord, Position, RecordRefused
+from bridge.retained_view import RetainedDelivery
+from bridge.session_store import session_position
+from edge.session.effects import AppendExactlyOnce, ForgetReceived, StoreDone, StoreOutgoing, StoreReleased
+from edge.wire import ReasonCode
+from schemas.sessions import (
+    OutgoingEntry,
+    SessionProgress,
+    SessionRecord,
+    SessionState,
+    StoredSubscription,
+    StoredWill,
+    incoming_record,
+    outgoing_record,
+    progress_record,
+    state_record,
+)
+
+if TYPE_CHECKING:
+    from bridge.delivery import Delivery
+    from edge.handler.protocol import EdgeProtocolHandler
+
+log = logging.getLogger(__name__)
+
+SessionEffect = AppendExactlyOnce | ForgetReceived | StoreOutgoing | StoreReleased | StoreDone
+
+
+class DurableSession:
+    """Writes for one owner epoch; the `StoreSink` of these writes.
+
+    `is_stored`: there are records of this session. Without, only QoS 2 messages pass through here.
+    """
+
+    __slots__ = ("_handler", "_last_progress", "_position", "client_id", "entries", "epoch", "is_stored", "will")
+
+    def __init__(self, handler: EdgeProtocolHandler, client_id: str, epoch: int, *, is_stored: bool) -> None:
+        self._handler = handler
+        self.client_id = client_id
+        self.epoch = epoch
+        self.is_stored = is_stored
+        self.will: StoredWill | None = None
+        self.entries: dict[int, OutgoingEntry] = {}  # QoS 2 messages in flight to the client
+        self._position = session_position(client_id)
+        self._last_progress: SessionProgress | None = None
+
+    # Effects of the engine -------------------------------------------------------------------------------------------
+
+    def perform(self, effect: SessionEffect) -> None:
+        """Store one step of a QoS 2 flow; the engine hears when it is committed."""
+        client_id, epoch = self.client_id, self.epoch
+        if isinstance(effect, AppendExactlyOnce):
+            self._append(effect)
+        elif isinstance(effect, ForgetReceived):
+            self._write(incoming_record(client_id, epoch, effect.packet_id, is_done=True), effect)
+        elif isinstance(effect, StoreOutgoing):
+            entry = self.entries[effect.packet_id] = outgoing_entry(effect.delivery, 2)
+            self._write(outgoing_record(client_id, epoch, effect.packet_id, entry), effect)
+        else:
+            self._advance(effect)
+
+    def _append(self, effect: AppendExactlyOnce) -> None:
+        destination = effect.target.destination.twin()
+        records: list[tuple[Position, PendingRecord]] = [
+            (destination.position, (destination.key, effect.value, effect.headers))
+        ]
+        if self._handler.engine.is_durable:
+            records.append((self._position, incoming_record(self.client_id, self.epoch, effect.packet_id)))
+        self._handler.services.counters.messages_received += 1
+        self._handler.services.sessions.write(self.client_id, self.epoch, records, self, effect)
+
+    def _advance(self, effect: StoreReleased | StoreDone) -> None:
+        entry = self.entries.pop(effect.packet_id, None)
+        if entry is None:
+            return  # a QoS 1 message that could not be sent again: the next progress record is without it
+        is_done = isinstance(effect, StoreDone)
+        entry = OutgoingEntry(
+            entry.kafka_topic,
+            entry.partition,
+            entry.offset,
+            entry.qos,
+            "done" if is_done else "released",
+            entry.topic_name,
+        )
+        if not is_done:
+            self.entries[effect.packet_id] = entry
+        self._write(outgoing_record(self.client_id, self.epoch, effect.packet_id, entry), None if is_done else effect)
+
+    def _write(self, record: SessionRecord, token: SessionEffect | None) -> None:
+        sink = self if token is not None else None
+        records: list[tuple[Position, PendingRecord]] = [(self._position, record)]
+        self._handler.services.sessions.write(self.client_id, self.epoch, records, sink, token)
+
+    # StoreSink -------------------------------------------------------------------------------------------------------
+
+    def stored(self, token: Any, offsets: list[int]) -> None:
+        """A write is committed."""
+        handler = self._handler
+        engine = handler.engine
+        if isinstance(token, AppendExactlyOnce):
+            if token.retain:
+                self._retain(token, offsets[0])
+                return
+            engine.exactly_once_appended(token)
+        elif isinstance(token, ForgetReceived):
+            engine.received_forgotten(token.packet_id)
+        elif isinstance(token, StoreOutgoing):
+            engine.outgoing_stored(token.packet_id, handler.services.loop.time())
+        elif isinstance(token, StoreReleased):
+            engine.release_stored(token.packet_id)
+        handler.written()
+
+    def store_refused(self, token: Any, error: RecordRefused) -> None:
+        """Kafka refused the write for good."""
+        if isinstance(token, AppendExactlyOnce):
+            self._handler.engine.exactly_once_refused(token, ReasonCode.QUOTA_EXCEEDED, error.reason)
+            self._handler.written()
+        else:
+            self._handler.disconnect(ReasonCode.QUOTA_EXCEEDED, f"the session cannot be stored: {error.reason}")
+
+    def store_lost(self, token: Any) -> None:
+        """Another owner has the session now; this connection is on its way out."""
+        self._handler.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+
+    def store_unknown(self, token: Any) -> None:
+        """Nobody knows: close without an answer, so that the client asks again (design section 5)."""
+        self._handler.disconnect(
+            ReasonCode.SERVER_BUSY, "Kafka gave no answer in time; send what is unacknowledged again"
+        )
+
+    def _retain(self, effect: AppendExactlyOnce, offset: int) -> None:
+        """A QoS 2 message with RETAIN 1 is answered when it is retained, too [MQTT5-3.3.1-5] [MQTT311-3.3.1-5]."""
+        retained = self._handler.services.retained
+        assert retained is not None, "the engine asks for it only where retained messages are available"
+        if retained.has_room_for(effect.headers[0][1], effect.value):
+            destination = effect.target.destination.twin()
+            retained.retain(destination, offset, effect.value, effect.headers, _RetainSink(self), effect)
+        else:
+            log.error("client %s: %r is delivered, but not retained: no room", self.client_id, effect.headers[0][1])
+            self.retain_done(effect)
+
+    def retain_done(self, effect: AppendExactlyOnce) -> None:
+        """Message and retained record are acknowledged."""
+        self._handler.engine.exactly_once_appended(effect)
+        self._handler.written()
+
+    # Whole records ---------------------------------------------------------------------------------------------------
+
+    async def store(self) -> None:
+        """State and progress, committed when this returns: before CONNACK, SUBACK, UNSUBACK.
+
+        Raises SessionLost, RecordRefused, LogUnavailable.
+        """
+        await self._handler.services.sessions.write_now(self.client_id, self.epoch, self.records(connected=True))
+
+    def checkpoint(self) -> None:
+        """Store the progress if there is any, without waiting."""
+        progress = self.progress()
+        if self.is_stored and self._handler.engine.is_durable and progress != self._last_progress:
+            self._last_progress = progress
+            records = [(self._position, progress_record(self.client_id, self.epoch, progress))]
+            self._handler.services.sessions.write(self.client_id, self.epoch, records, None, None)
+
+    def first_records(
+        self, subscriptions: tuple[StoredSubscription, ...], progress: SessionProgress
+    ) -> list[tuple[Position, PendingRecord]]:
+        """What a new owner writes before CONNACK: what it goes on with."""
+        assert self._handler.engine.negotiated is not None
+        expiry_s = self._handler.engine.negotiated.session_expiry_s
+        return self._records(self._state(subscriptions, expiry_s, connected=True, will_due_ms=None), progress)
+
+    def records(self, *, connected: bool, will_due_ms: int | None = None) -> list[tuple[Position, PendingRecord]]:
+        """The session as of now."""
+        self._last_progress = progress = self.progress()
+        table = self._handler.services.table
+        filters = table.filters_of(self._handler)
+        subscriptions = tuple(
+            StoredSubscription(
+                each.topic_filter,
+                each.qos,
+                each.no_local,
+                each.retain_as_published,
+                subscription_id=each.subscription_id,
+            )
+            for topic_filter in filters
+            if (each := table.subscription(topic_filter, self._handler)) is not None
+        )
+        expiry_s = self._handler.engine.session_expiry_s
+        state = self._state(subscriptions, expiry_s, connected=connected, will_due_ms=will_due_ms)
+        return self._records(state, progress)
+
+    def _records(self, state: SessionState, progress: SessionProgress) -> list[tuple[Position, PendingRecord]]:
+        return [
+            (self._position, state_record(self.epoch, state)),
+            (self._position, progress_record(self.client_id, self.epoch, progress)),
+        ]
+
+    def _state(
+        self,
+        subscriptions: tuple[StoredSubscription, ...],
+        expiry_s: int,
+        *,
+        connected: bool,
+        will_due_ms: int | None,
+    ) -> SessionState:
+        handler, services = self._handler, self._handler.services
+        assert handler.principal is not None
+        return SessionState(
+            client_id=self.client_id,
+            principal=handler.principal.name,
+            protocol_version=handler.engine.protocol_version,
+            expiry_s=expiry_s,
+            subscriptions=subscriptions,
+            will=self.will,
+            connected=connected,
+            node_id=services.node_id,
+            incarnation=services.ownership.incarnation,
+            disconnected_ms=None if connected else services.wall_ms(),
+            will_due_ms=will_due_ms,
+        )
+
+    def progress(self) -> SessionProgress:
+        """Where the client is in each partition that its filters need, and what it has not acknowledged."""
+        engine = self._handler.engine
+        outgoing = dict(self.entries)
+        if engine.outgoing is not None:
+            for packet_id, delivery in engine.outgoing.inflight.items():
+                outgoing[packet_id] = outgoing_entry(delivery, 1)
+            if engine.outgoing.resuming is not None:
+                for entry in engine.outgoing.resuming.left():
+                    outgoing[entry.packet_id] = OutgoingEntry(
+                        *entry.position, entry.offset, entry.qos, "sent", entry.retained_name
+                    )
+        incoming = set(engine.flows.received()) if engine.flows is not None else set()
+        return SessionProgress(self._positions(), outgoing, incoming)
+
+    def _positions(self) -> dict[Position, int]:
+        handler = self._handler
+        services, outgoing = handler.services, handler.engine.outgoing
+        deliverer, catch_up = services.deliverer, services.catch_up
+        waiting = outgoing.first_waiting() if outgoing is not None else {}
+        resuming = outgoing.resuming if outgoing is not None else None
+        positions: dict[Position, int] = {}
+        for position, begin in self._begins().items():
+            at = catch_up.need_of(handler, position)
+            if at is None:
+                at = deliverer.position_of(position) or 0
+                if deliverer.is_in_hand(position):
+                    at -= 1  # it may not have come to this client yet
+            at = max(min(at, waiting.get(position, at)), begin)
+            if outgoing is not None:
+                at = max(at, outgoing.sent_to.get(position, 0))
+            if resuming is not None:
+                at = max(at, resuming.starts.get(position, 0))
+            positions[position] = at
+        return positions
+
+    def _begins(self) -> dict[Position, int]:
+        """Where the session's subscriptions begin, per partition: the lowest of those that need it."""
+        handler = self._handler
+        table = handler.services.table
+        begins: dict[Position, int] = {}
+        for topic_filter in table.filters_of(handler):
+            subscription = table.subscription(topic_filter, handler)
+            not_before = (subscription.not_before if subscription is not None else None) or {}
+            for position in handler.services.deliverer.partitions_of(topic_filter):
+                begin = not_before.get(position, 0)
+                begins[position] = min(begins.get(position, begin), begin)
+        return begins
+
+
+class _RetainSink:
+    """Hears when the retained record of a QoS 2 message is in the log."""
+
+    def __init__(self, durable: DurableSession) -> None:
+        self._durable = durable
+
+    def record_appended(self, token: AppendExactlyOnce, offset: int) -> None:
+        self._durable.retain_done(token)
+
+    def record_refused(self, token: AppendExactlyOnce, error: RecordRefused) -> None:
+        log.error("client %s: a message is delivered, but not retained: %s", self._durable.client_id, error.reason)
+        self._durable.retain_done(token)
+
+    def record_unknown(self, token: AppendExactlyOnce) -> None:
+        self._durable.store_unknown(token)
+
+
+def outgoing_entry(delivery: Delivery, qos: int) -> OutgoingEntry:
+    """How a message in flight is found again."""
+    topic_name = delivery.topic_name if isinstance(delivery, RetainedDelivery) else None
+    return OutgoingEntry(delivery.kafka_topic, delivery.partition, delivery.offset, qos, "sent", topic_name)

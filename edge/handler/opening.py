@@ -1,0 +1,287 @@
+"""From an authenticated CONNECT to a session: one owner in the cluster, and what the session has left (design 6).
+
+1. `Ownership.claim`: the claim's offset is the owner epoch; an older connection, here or elsewhere, ends (0x8E)
+2. `Ownership.released`: the older owner has stored the session, or is given up after 1.5 s
+3. `SessionStore.load`: fences an owner that was given up, then reads up to the end
+4. Clean Start 1, expired or truncated: what is stored goes; else it is what the session goes on with
+5. the new state is committed under the new epoch; the node reads what the subscriptions need
+6. `EdgeProtocolHandler.accepted`: subscriptions, CONNACK, what was in flight, what was missed, in one step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bridge.log import LogError, PendingRecord, Position
+from bridge.retained_view import retained_delivery
+from bridge.session_store import SessionLost, session_position
+from bridge.subscriptions import Subscription
+from bridge.wills import publish_will
+from edge.access.principal import Principal
+from edge.handler.durable import DurableSession
+from edge.session.publish_headers import record_headers
+from edge.session.resuming import InFlight, Resuming
+from edge.wire import Publish, ReasonCode, Will
+from schemas.sessions import SessionProgress, StoredSession, StoredSubscription, StoredWill, deletion_records
+
+if TYPE_CHECKING:
+    from bridge.ownership import Claimed
+    from edge.handler.protocol import EdgeProtocolHandler
+
+log = logging.getLogger(__name__)
+
+RELEASE_TIMEOUT_S = 1.5  # an older owner that has not released by then is fenced (design section 6)
+POSITIONS_TIMEOUT_S = 10.0  # Kafka has not told the end offsets by then: the client may try again
+
+Refused = tuple[ReasonCode, str]
+_SUPERSEDED: Refused = (ReasonCode.SERVER_BUSY, "another connection uses this client id")
+_UNAVAILABLE: Refused = (ReasonCode.SERVER_UNAVAILABLE, "the session could not be opened; try again")
+
+
+@dataclass(slots=True)
+class Opened:
+    """A session that this connection owns; `filters` are being read by the node for it already."""
+
+    durable: DurableSession
+    session_present: bool = False
+    progress: SessionProgress = field(default_factory=SessionProgress)
+    subscriptions: tuple[StoredSubscription, ...] = ()
+
+    def resuming(self) -> Resuming | None:
+        """What was left in flight; None: there is nothing to go on with."""
+        if not self.session_present:
+            return None
+        return Resuming.of(
+            self.progress.positions,
+            (
+                InFlight(
+                    packet_id,
+                    entry.qos,
+                    (entry.kafka_topic, entry.partition),
+                    entry.offset,
+                    entry.state == "released",
+                    entry.topic_name,
+                )
+                for packet_id, entry in self.progress.outgoing.items()
+            ),
+        )
+
+
+async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Opened | Refused:
+    """Make this connection the owner of the client's session, or say why not. The claim is given back then."""
+    services, engine = handler.services, handler.engine
+    connect, negotiated = engine.connect, engine.negotiated
+    assert connect is not None
+    assert negotiated is not None
+    client_id = principal.client_id
+    stores = negotiated.session_expiry_s > 0 or connect.will is not None or not connect.clean_start
+    try:
+        claimed = await services.ownership.claim(client_id, principal.name, stores)
+    except LogError as error:
+        log.warning("client %s: no claim: %s", client_id, error)
+        return _UNAVAILABLE
+    if claimed.is_void:
+        return ReasonCode.NOT_AUTHORIZED, "this client id belongs to another user"
+    durable = DurableSession(handler, client_id, claimed.epoch, is_stored=stores)
+    try:
+        opened = await _opened(handler, claimed, durable)
+    except SessionLost:
+        opened = _SUPERSEDED
+    except LogError as error:
+        log.warning("client %s: the session could not be opened: %s", client_id, error)
+        opened = _UNAVAILABLE
+    except BaseException:
+        services.ownership.release(client_id, claimed.epoch)
+        raise
+    if not isinstance(opened, Opened):
+        services.ownership.release(client_id, claimed.epoch)
+    return opened
+
+
+async def _opened(handler: EdgeProtocolHandler, claimed: Claimed, durable: DurableSession) -> Opened | Refused:
+    services, connect = handler.services, handler.engine.connect
+    assert connect is not None
+    opened = Opened(durable)
+    if claimed.had_session or claimed.predecessors:
+        stored = await _loaded(handler, durable)
+        if not services.ownership.is_owner(durable.client_id, durable.epoch):
+            return _SUPERSEDED
+        if stored is not None:
+            await _settle_will(handler, stored)
+            if not connect.clean_start and not await _is_over(handler, stored):
+                opened.session_present = True
+                opened.progress = stored.progress
+                opened.subscriptions = _still_allowed(handler, stored)
+    durable.entries = {packet_id: entry for packet_id, entry in opened.progress.outgoing.items() if entry.qos == 2}
+    if not await _read_filters(handler, opened.subscriptions):
+        return _UNAVAILABLE
+    if not handler.is_open or not services.ownership.is_owner(durable.client_id, durable.epoch):
+        close_filters(handler, opened.subscriptions)
+        return _SUPERSEDED
+    try:
+        await _store(handler, opened)
+    except BaseException:
+        close_filters(handler, opened.subscriptions)
+        raise
+    return opened
+
+
+async def _loaded(handler: EdgeProtocolHandler, durable: DurableSession) -> StoredSession | None:
+    services = handler.services
+    client_id, epoch = durable.client_id, durable.epoch
+    left = await services.ownership.released(client_id, epoch, RELEASE_TIMEOUT_S)
+    silent = {claim.claim.node_id for claim in left} - {services.node_id}
+    if silent:
+        log.warning("client %s: %s did not release the session and is fenced", client_id, ", ".join(sorted(silent)))
+    return await services.sessions.load(client_id, silent)
+
+
+async def _settle_will(handler: EdgeProtocolHandler, stored: StoredSession) -> None:
+    """A will that an earlier connection has left is published or dropped now [MQTT5-3.1.2-8] [MQTT5-3.1.3-9]."""
+    will, connect = stored.state.will, handler.engine.connect
+    assert connect is not None
+    if will is not None and (connect.clean_start or (stored.state.connected and not will.delay_s)):
+        services = handler.services
+        services.counters.wills_published += 1
+        await publish_will(will, services.routes, services.publisher, services.retained)
+
+
+async def _is_over(handler: EdgeProtocolHandler, stored: StoredSession) -> bool:
+    """Whether the session has expired, or Kafka has deleted what it has not received: then it begins anew."""
+    services = handler.services
+    expires_ms = stored.state.expires_ms
+    if expires_ms is not None and expires_ms <= services.wall_ms():
+        return True
+    needs = Resuming.of(stored.progress.positions, ()).needs()
+    starts = await services.start_offsets(frozenset(needs)) if needs else {}
+    lost = {position: start for position, start in starts.items() if start > needs[position]}
+    for (kafka_topic, partition), start in lost.items():
+        services.event(
+            "dropped",
+            stored.state.client_id,
+            reason="the session ends: Kafka has deleted messages before they could be delivered",
+            kafka_topic=kafka_topic,
+            partition=partition,
+            following_offset=start,
+        )
+    return bool(lost)
+
+
+def _still_allowed(handler: EdgeProtocolHandler, stored: StoredSession) -> tuple[StoredSubscription, ...]:
+    authorizer, principal = handler.services.access.authorizer, handler.principal
+    assert principal is not None
+    return tuple(each for each in stored.state.subscriptions if authorizer.may_subscribe(principal, each.topic_filter))
+
+
+async def _read_filters(handler: EdgeProtocolHandler, subscriptions: tuple[StoredSubscription, ...]) -> bool:
+    """The node reads what the filters can match; False: Kafka did not tell where in time, and nothing is read."""
+    deliverer = handler.services.deliverer
+    waiters = [waiter for each in subscriptions if (waiter := deliverer.add_filter(each.topic_filter)) is not None]
+    if not waiters:
+        return True
+    done, pending = await asyncio.wait(waiters, timeout=POSITIONS_TIMEOUT_S)
+    if not pending and all(not waiter.cancelled() and waiter.exception() is None for waiter in done):
+        return True
+    close_filters(handler, subscriptions)
+    return False
+
+
+def close_filters(handler: EdgeProtocolHandler, subscriptions: tuple[StoredSubscription, ...]) -> None:
+    """Undo `_read_filters`."""
+    for each in subscriptions:
+        handler.services.deliverer.remove_filter(each.topic_filter)
+
+
+async def _store(handler: EdgeProtocolHandler, opened: Opened) -> None:
+    services, durable = handler.services, opened.durable
+    position = session_position(durable.client_id)
+    stale = services.sessions.view.stale_keys(durable.client_id, durable.epoch)
+    records: list[tuple[Position, PendingRecord]] = []
+    if durable.is_stored:
+        durable.will = stored_will(handler)
+        records = durable.first_records(opened.subscriptions, opened.progress)
+    records += [(position, record) for record in deletion_records(stale)]
+    if records:
+        await services.sessions.write_now(durable.client_id, durable.epoch, records)
+
+
+def stored_will(handler: EdgeProtocolHandler) -> StoredWill | None:
+    """The will of this connection, ready to be published by whichever edge is there then [MQTT5-3.1.2-7]."""
+    will = handler.engine.will
+    if will is None:
+        return None
+    headers = will_headers(handler, will)
+    if headers is None:
+        return None
+    delay_s = will.properties.will_delay_interval_s or 0
+    return StoredWill(will.topic_name, will.payload, will.qos, will.retain, delay_s, tuple(headers))
+
+
+def will_headers(handler: EdgeProtocolHandler, will: Will) -> list[tuple[str, bytes]] | None:
+    """The record headers of a will; None: it cannot be published."""
+    raw = will.topic_name.encode()
+    target = handler.resolve(raw)
+    if isinstance(target, ReasonCode):
+        return None
+    packet = Publish(raw, will.payload, will.qos, will.retain, False, 0, will.properties)
+    headers = record_headers(packet, target, handler.services.limits)
+    return None if isinstance(headers, ReasonCode) else headers
+
+
+def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
+    """Subscriptions, CONNACK, and the way to what was missed, in one step: no record comes in between."""
+    services, engine = handler.services, handler.engine
+    resuming = opened.resuming()
+    needs = resuming.needs() if resuming is not None else {}
+    needed: set[Position] = set()
+    for each in opened.subscriptions:
+        partitions = services.deliverer.partitions_of(each.topic_filter)
+        needed |= partitions
+        services.table.add(_subscription(handler, each, {position: needs.get(position, 0) for position in partitions}))
+    received = frozenset(opened.progress.incoming)
+    engine.accept(opened.session_present, services.loop.time(), resuming, received)
+    if resuming is None or not handler.is_open:
+        return
+    for position in needed:
+        live = services.deliverer.position_of(position)
+        if live is not None and needs.get(position, 0) < live:
+            handler.fall_behind(position, needs.get(position, 0))
+    _resend_retained(handler, resuming)
+    for position in {entry.position for entry in resuming.left()} - needed:
+        engine.partition_resumed(position)  # unsubscribed since
+    services.catch_up.wake(handler)
+
+
+def _subscription(
+    handler: EdgeProtocolHandler, stored: StoredSubscription, not_before: dict[Position, int]
+) -> Subscription:
+    return Subscription(
+        subscriber=handler,
+        topic_filter=stored.topic_filter,
+        qos=stored.qos,
+        no_local=stored.no_local,
+        retain_as_published=stored.retain_as_published,
+        subscription_id=stored.subscription_id,
+        not_before=not_before,
+    )
+
+
+def _resend_retained(handler: EdgeProtocolHandler, resuming: Resuming) -> None:
+    """Retained messages that were in flight, unless they have been replaced since: then the newer one comes live."""
+    services, engine = handler.services, handler.engine
+    given_up: set[int] = set()
+    for entry in resuming.retained:
+        name = (entry.retained_name or "").encode()
+        message = services.retained.view.get(name, services.wall_ms()) if services.retained is not None else None
+        if message is None or (message.kafka_topic, message.partition, message.offset) != (
+            *entry.position,
+            entry.offset,
+        ):
+            given_up.add(entry.packet_id)
+        elif engine.outgoing is not None:
+            engine.outgoing.resend(retained_delivery(message), entry, True, (), services.wall_ms())
+    if engine.outgoing is not None and engine.outgoing.resuming is not None:
+        engine.outgoing.give_up(given_up)
