@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from support.conformance import Client, Clients
 
-from edge.wire import Publish, Suback, SubscriptionRequest
+from edge.wire import Pingreq, Pingresp, Publish, Suback, SubscriptionRequest
 
 
 def binary(data: bytes) -> bytes:
@@ -38,8 +39,9 @@ def raw_connect(
 async def is_cut(clients: Clients, *data: bytes) -> None:
     """An accepted client sends this, and the server closes without any answer to it [MQTT311-4.8.0-1]."""
     client = await clients.connect()
-    await client.send(*data)
-    assert await client.until_closed() == []
+    await client.send(*data, Pingreq())
+    with pytest.raises(AssertionError, match=r"closed; no Pingresp came, but \[\]"):
+        await client.take(Pingresp)
 
 
 async def subscribed(clients: Clients, *topic_filters: str, qos: int = 0, client_id: str | None = None) -> Client:

@@ -8,9 +8,9 @@ from support.conformance import Clients, new_topic_name
 
 from edge.wire import Pingresp, Puback, Publish, Suback, Will
 
-PUBLISH_1 = binary(b"a") + b"\0\1x"
 SUBSCRIBE = b"\0\1" + binary(b"a") + b"\0"
 UNSUBSCRIBE = b"\0\1" + binary(b"a")
+FLAGS_0000 = {"PUBACK": 0x40, "PUBREC": 0x50, "PUBCOMP": 0x70, "PINGREQ": 0xC0}
 
 
 @pytest.mark.statement("MQTT311-2.2.2-1", "MQTT311-2.2.2-2", "MQTT311-4.8.0-1")
