@@ -102,8 +102,9 @@ async def test_take_over_again_and_again() -> None:
         clients = [dial(mqtt_address(node)) for _ in range(20)]
         opened = [await each.__aenter__() for each in clients]
         await asyncio.gather(*(each.send(Connect(5, "same", keep_alive_s=60)) for each in opened))
-        for each in opened:
-            assert (await each.receive(Connack)).reason_code is ReasonCode.SUCCESS
+        codes = [(await each.receive(Connack)).reason_code for each in opened]
+        assert ReasonCode.SUCCESS in codes
+        assert set(codes) <= {ReasonCode.SUCCESS, ReasonCode.SERVER_BUSY}  # superseded before it was accepted
         await until(lambda: len(node.services.connections) == 1)
         assert len(node.services.clients) == 1
         [winner] = node.services.connections

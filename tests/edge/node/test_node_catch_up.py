@@ -228,7 +228,7 @@ async def test_what_was_deleted_from_the_log_is_told(error_log: ErrorLog) -> Non
         await publish(writer, [("t", b"%d" % number) for number in range(100)])
         handler: EdgeProtocolHandler = node.services.clients["slow"]
         await until(lambda: handler.behind is not None)
-        [position] = node.services.deliverer.positions()
+        [position] = node.services.deliverer.plain.positions()
         log.truncate(*position, 60)
         taken = await take(slow, 80)
         assert [int(packet.payload) for packet in taken] == [*range(40), *range(60, 100)]

@@ -230,7 +230,7 @@ async def test_a_slow_reader_gets_everything_later() -> None:
             futures = [writer.publish("a", b"%d" % number, 1) for number in range(60)]
             await asyncio.gather(*[future for future in futures if future is not None])
         handler = node.services.clients["slow"]
-        await until(lambda: handler.behind == set(node.services.deliverer.positions()))
+        await until(lambda: handler.behind == set(node.services.deliverer.plain.positions()))
         packets = [await slow.receive(Publish) for _ in range(32)]
         await slow.send(Pingreq())
         await slow.receive(Pingresp)  # no more than the window until it acknowledges, and no end
