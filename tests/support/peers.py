@@ -14,10 +14,13 @@ import pytest
 
 DEBIAN_PACKAGES = {
     "chromium": "chromium",
+    "go": "golang-go",
+    "javac": "openjdk-17-jdk-headless",
     "kcat": "kcat",
     "mosquitto": "mosquitto",
     "mosquitto_pub": "mosquitto-clients",
     "mosquitto_sub": "mosquitto-clients",
+    "mvn": "maven",
     "node": "nodejs",
     "npm": "npm",
 }
