@@ -98,9 +98,9 @@ class Authentication:
         return Auth(reason_code, Properties(authentication_method=self.method, authentication_data=data))
 
 
-def check_before_connack(authentication: Authentication | None, packet: Packet) -> None:
-    """Raise ProtocolError for a packet that must wait for CONNACK where CONNECT named a method."""
-    if authentication is not None and not isinstance(packet, Auth | Disconnect):
+def check_before_connack(packet: Packet) -> None:
+    """Raise ProtocolError for a packet that must wait for CONNACK, where CONNECT has named a method."""
+    if not isinstance(packet, Auth | Disconnect):
         raise ProtocolError("only AUTH and DISCONNECT before CONNACK", "MQTT5-3.1.2-30")
 
 

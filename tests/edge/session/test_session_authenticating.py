@@ -153,11 +153,10 @@ def test_auth_without_a_method_in_connect() -> None:
 def test_before_connack_only_auth_and_disconnect(packet: Packet) -> None:
     """[MQTT5-3.1.2-30]"""
     with pytest.raises(ProtocolError) as violation:
-        check_before_connack(waiting(), packet)
+        check_before_connack(packet)
     assert violation.value.clause == "MQTT5-3.1.2-30"
-    check_before_connack(None, packet)
-    check_before_connack(waiting(), auth())
-    check_before_connack(waiting(), Disconnect())
+    check_before_connack(auth())
+    check_before_connack(Disconnect())
 
 
 def test_data_is_not_shown() -> None:
