@@ -81,9 +81,9 @@ def place_of(delivery: Delivery) -> tuple[Position, int]:
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = READ_S) -> None:
-    """Until it holds; anything may make it true."""
+    """Until it holds."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - anything may make it true
             await asyncio.sleep(0.002)
 
 

@@ -230,7 +230,7 @@ async def test_kafkas_tools_show_the_group_and_it_goes_with_the_last_session(clu
         return sum(ends[at.topic, at.partition] - mark.offset for at, mark in marks.items())
 
     async with asyncio.timeout(READ_S):
-        while await lag():
+        while await lag():  # noqa: ASYNC110 - Kafka is asked
             await asyncio.sleep(0.05)
 
     async def groups() -> set[str]:
