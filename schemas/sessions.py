@@ -8,7 +8,8 @@ kind           value, JSON
 ``s``          `SessionState`: subscriptions, will, whether it is connected and where
 ``p``          `SessionProgress`, whole: positions and what is in flight. What an ``i`` or ``o`` said before is void
 ``i<id>``      packet id of a QoS 2 PUBLISH from the client: ``{"v":1}`` received, ``{"v":1,"done":true}`` released
-``o<id>``      packet id of a PUBLISH to the client: `OutgoingEntry`, state "sent", "released" or "done"
+``o<id>``      packet id of a PUBLISH to the client: `OutgoingEntry`, state "sent", "released" or "done"; ``sent_to``:
+               positions that earlier messages under this packet id had come to
 =============  ===================================================================================================
 
 A session is what the records of its highest epoch with an ``s`` say, in the order of the log. A tombstone of ``i`` or
@@ -22,7 +23,7 @@ without an answer has happened.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -189,9 +190,22 @@ def incoming_record(client_id: str, epoch: int, packet_id: int, *, is_done: bool
     return session_key(client_id, epoch, b"%b%d" % (KIND_INCOMING, packet_id)), value, ()
 
 
-def outgoing_record(client_id: str, epoch: int, packet_id: int, entry: OutgoingEntry) -> SessionRecord:
-    """What became of the PUBLISH with this packet id. "done" keeps the position: a reader learns it was sent."""
-    value = orjson.dumps({"v": SESSION_VERSION, "entry": _entry_values(entry)})
+def outgoing_record(
+    client_id: str,
+    epoch: int,
+    packet_id: int,
+    entry: OutgoingEntry,
+    sent_to: Mapping[tuple[str, int], int] | None = None,
+) -> SessionRecord:
+    """What became of the PUBLISH with this packet id. "done" keeps the position: a reader learns it was sent.
+
+    ``sent_to`` are the positions that earlier records of this packet id told, since the last ``p``: this one replaces
+    them (`bridge.session_journal`).
+    """
+    values: dict[str, Any] = {"v": SESSION_VERSION, "entry": _entry_values(entry)}
+    if sent_to:
+        values["sent_to"] = [(kafka_topic, partition, offset) for (kafka_topic, partition), offset in sent_to.items()]
+    value = orjson.dumps(values)
     return session_key(client_id, epoch, b"%b%d" % (KIND_OUTGOING, packet_id)), value, ()
 
 
@@ -280,6 +294,10 @@ def amend(progress: SessionProgress, kind: bytes, data: bytes) -> None:
         return
     try:
         entry = _entry(values["entry"])
+        sent_to = {
+            (_text(kafka_topic), _number(partition)): _number(offset)
+            for kafka_topic, partition, offset in values.get("sent_to", ())
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"session journal: {error!r}") from None
     if entry.state == "done":
@@ -287,8 +305,9 @@ def amend(progress: SessionProgress, kind: bytes, data: bytes) -> None:
     else:
         progress.outgoing[packet_id] = entry
     if entry.topic_name is None:
-        position = (entry.kafka_topic, entry.partition)
-        progress.positions[position] = max(progress.positions.get(position, 0), entry.offset + 1)
+        sent_to[entry.kafka_topic, entry.partition] = entry.offset + 1
+    for position, offset in sent_to.items():
+        progress.positions[position] = max(progress.positions.get(position, 0), offset)
 
 
 def _expires_ms(connected: bool, disconnected_ms: int | None, expiry_s: int) -> int | None:
