@@ -92,7 +92,7 @@ class Ownership:
         self._release_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._repairs: dict[str, int] = {}  # misplaced clients with the time of their next repair
         self._ends: dict[tuple[str, int], tuple[Claim | Forgotten, int]] = {}  # ours on their way, and when to repeat
-        self._counts = dict.fromkeys(("claims", "lost", "repairs", "append_failures", "unreadable", "abandoned"), 0)
+        self._counts = dict.fromkeys(("claimed", "lost", "repairs", "append_failures", "unreadable", "abandoned"), 0)
         self.load_ms = 0
 
     # Lifecycle
@@ -171,7 +171,7 @@ class Ownership:
         claim = Claim(principal, self.node_id, self.incarnation, durable, nonce, self._clock_ms())
         claimant: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
         self._claimants[nonce] = claimant
-        self._counts["claims"] += 1
+        self._counts["claimed"] += 1
 
         def appended(future: asyncio.Future[int]) -> None:
             if not future.cancelled() and (error := future.exception()) is not None and not claimant.done():
