@@ -120,13 +120,13 @@ class DurableSession:
             engine.outgoing_stored(token.packet_id, handler.services.loop.time())
         elif isinstance(token, StoreReleased):
             engine.release_stored(token.packet_id)
-        handler.written()
+        handler.settle()
 
     def store_refused(self, token: Any, error: RecordRefused) -> None:
         """Kafka refused the write for good."""
         if isinstance(token, AppendExactlyOnce):
             self._handler.engine.exactly_once_refused(token, ReasonCode.QUOTA_EXCEEDED, error.reason)
-            self._handler.written()
+            self._handler.settle()
         else:
             self._handler.disconnect(ReasonCode.QUOTA_EXCEEDED, f"the session cannot be stored: {error.reason}")
 
@@ -154,7 +154,7 @@ class DurableSession:
     def retain_done(self, effect: AppendExactlyOnce) -> None:
         """Message and retained record are acknowledged."""
         self._handler.engine.exactly_once_appended(effect)
-        self._handler.written()
+        self._handler.settle()
 
     # Whole records ---------------------------------------------------------------------------------------------------
 

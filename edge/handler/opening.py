@@ -251,8 +251,26 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
             handler.fall_behind(position, needs.get(position, 0))
     _resend_retained(handler, resuming)
     for position in {entry.position for entry in resuming.left()} - needed:
-        engine.partition_resumed(position)  # unsubscribed since
+        handler.caught_up(position)  # unsubscribed since
     services.catch_up.wake(handler)
+
+
+async def resend_by_position(handler: EdgeProtocolHandler, position: Position) -> None:
+    """Read what was in flight on a partition by its offsets and send it again, as far as it is there
+    [MQTT5-3.10.4-3] [MQTT311-3.10.4-3]."""
+    services, engine = handler.services, handler.engine
+    entries = {entry.offset: entry for entry in engine.left_in_flight(position)}
+    now_ms = services.wall_ms()
+    for delivery in await services.point_reader.read({position: entries.keys()}):
+        outgoing, entry = engine.outgoing, entries[delivery.offset]
+        if not handler.is_open or outgoing is None or outgoing.resuming is None:
+            return
+        if entry.packet_id in outgoing.resuming.packet_ids and delivery.remaining_expiry_s(now_ms) != 0:
+            outgoing.resend(delivery, entry, False, (), now_ms)
+    if handler.is_open:
+        engine.partition_resumed(position)
+        handler.settle()
+        handler.flush()
 
 
 def _subscription(

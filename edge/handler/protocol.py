@@ -30,7 +30,7 @@ from edge.handler.amqtt_session import EdgeSession
 from edge.handler.connecting import connect_client
 from edge.handler.durable import DurableSession
 from edge.handler.ending import end_session
-from edge.handler.opening import Opened, resume_session
+from edge.handler.opening import Opened, resend_by_position, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
@@ -196,22 +196,23 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if not self.is_open or (self.retaining is not None and not self.retaining.before_live(delivery)):
             return False
         taken = engine.deliver_late(delivery, grant, self._loop.time())
-        if engine.effects:
-            self._perform()
-        self.written()
+        self.settle()
         return taken
 
-    def written(self) -> None:
-        """The engine may have something to send: it leaves with the batch."""
+    def settle(self) -> None:
+        """The engine may want something done, or have something to send: that leaves with the batch."""
+        if self.engine.effects:
+            self._perform()
         if not self._is_dirty and self.engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)
 
     def caught_up(self, position: Position) -> None:
         """Nothing of the partition is missed any more: it comes live."""
-        self.engine.partition_resumed(position)
-        if self.engine.effects:
-            self._perform()
+        if self.engine.left_in_flight(position):
+            self._spawn(self._resend, position)
+        else:
+            self.engine.partition_resumed(position)
         if self.behind is not None:
             self.behind.discard(position)
             if not self.behind:
@@ -379,6 +380,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             return
         self.engine.unsubscribed(unsubscribe.packet_id, codes, self._loop.time())
         self._pump()
+
+    async def _resend(self, position: Position) -> None:
+        """What no filter of the session matches any more, or is not there any more."""
+        await resend_by_position(self, position)
 
     async def _stored(self) -> bool:
         """A stored session's subscriptions are committed; False: they are not, and the connection has ended."""

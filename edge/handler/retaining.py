@@ -238,6 +238,8 @@ class Retaining:
         self._pacer.sent += 1
         engine = self._handler.engine
         engine.deliver(retained_delivery(message), request.grant, self._handler.services.loop.time())
+        if engine.effects:
+            self._handler.settle()
 
     def _has_room(self) -> bool:
         """A client that is behind has none: older messages than the retained ones may be on their way to it."""

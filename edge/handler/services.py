@@ -12,6 +12,7 @@ from amqtt.plugins.manager import PluginManager
 from bridge.log import Position
 from bridge.ownership import Ownership
 from bridge.partitioning import RouteTable
+from bridge.point_reads import PointReader
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
 from bridge.session_store import SessionStore
@@ -72,6 +73,7 @@ class EdgeServices:
     catch_up: TwinCatchUp
     ownership: Ownership
     sessions: SessionStore
+    point_reader: PointReader
     start_offsets: Callable[[Set[Position]], Awaitable[dict[Position, int]]]
     plugins: PluginManager[Any] | None
     event: Callable[..., None]

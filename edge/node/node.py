@@ -18,6 +18,7 @@ from bridge.log import Log
 from bridge.membership import Membership
 from bridge.ownership import Ownership
 from bridge.partitioning import RouteTable
+from bridge.point_reads import PointReader
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
 from bridge.retained_view import RetainedView
@@ -201,6 +202,7 @@ class EdgeNode:
             catch_up=catch_up,
             ownership=ownership,
             sessions=SessionStore(self._log, config.node_id, ownership, after_batch=lambda: self.services.flush_soon()),
+            point_reader=PointReader(self._log, routes),
             start_offsets=self._log.start_offsets,
             plugins=None,
             event=events.record,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from edge.access.limits import Limits
 from edge.wire import Connack, Connect, Properties, ReasonCode
 
-MQTT_5 = 5
+MQTT_3_1, MQTT_5 = 3, 5
 PACKET_BYTES_UNLIMITED = 268_435_460  # the largest packet MQTT can express: 256 MiB and its header [MQTT5-2.1.4]
 
 
@@ -98,9 +98,11 @@ def _response_information(connect: Connect, capabilities: Capabilities, client_i
 
 
 def _refusal(connect: Connect, limits: Limits, capabilities: Capabilities) -> Refusal | None:
-    if not connect.client_id and not connect.clean_start and connect.protocol_version != MQTT_5:
-        # [MQTT311-3.1.3-8]
-        return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs Clean Session 1")
+    if not connect.client_id and connect.protocol_version != MQTT_5:
+        if connect.protocol_version == MQTT_3_1:
+            return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "MQTT 3.1 has no empty client id")
+        if not connect.clean_start:  # [MQTT311-3.1.3-8]
+            return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client id needs Clean Session 1")
     if len(connect.client_id.encode()) > limits.client_id_bytes_max:
         # [MQTT5-3.1.3-8] [MQTT311-3.1.3-9]
         return Refusal(

@@ -32,7 +32,7 @@ from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming, Resolve
 from edge.session.outgoing import Outgoing
 from edge.session.publish_headers import record_headers
-from edge.session.resuming import Resuming
+from edge.session.resuming import InFlight, Resuming
 from edge.session.transitions import ConnectionEvent, ConnectionState, next_state
 from edge.wire import (
     Connack,
@@ -344,6 +344,11 @@ class SessionEngine:
         self.deliver(delivery, grant, now)
         return True
 
+    def left_in_flight(self, position: Position) -> list[InFlight]:
+        """What was in flight on the partition and has not been sent again."""
+        outgoing = self.outgoing
+        return outgoing.resuming.left(position) if outgoing is not None and outgoing.resuming is not None else []
+
     def partition_resumed(self, position: Position | None) -> None:
         """All of a partition (None: whatever is left anywhere) that was in flight has been read again; what did not
         come has expired or is gone."""
@@ -392,8 +397,7 @@ class SessionEngine:
         connected = self.state is ConnectionState.CONNECTED
         self.state = next_state(self.state, ConnectionEvent.CONNECTION_LOST)
         self.reason = self.reason or "connection lost"
-        if self.outgoing is not None:
-            self.outgoing.writable = False
+        self._end()
         if connected:
             self._publish_will()
 
@@ -612,16 +616,22 @@ class SessionEngine:
         self.effects.append(effect)
 
     def _on_disconnect(self, packet: Disconnect) -> None:
-        assert self.negotiated is not None
-        expiry_s = packet.properties.session_expiry_interval_s if packet.properties is not None else None
-        if expiry_s and not self.negotiated.session_expiry_requested_s:
+        if not self._take_session_expiry(packet):
             raise ProtocolError("Session Expiry Interval was 0 in CONNECT and must stay 0", "MQTT5 §3.14.2.2.2")
-        if expiry_s is not None:
-            self.session_expiry_s = min(expiry_s, self._capabilities.session_expiry_s_max)
         self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
         if not _is_normal(packet):  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
             self._publish_will()
         self._close("DISCONNECT")
+
+    def _take_session_expiry(self, packet: Disconnect) -> bool:
+        """What DISCONNECT says of it, if anything; False: it may not be said."""
+        assert self.negotiated is not None
+        expiry_s = packet.properties.session_expiry_interval_s if packet.properties is not None else None
+        if expiry_s and not self.negotiated.session_expiry_requested_s:
+            return False
+        if expiry_s is not None:
+            self.session_expiry_s = min(expiry_s, self._capabilities.session_expiry_s_max)
+        return True
 
     # Ends ----------------------------------------------------------------------------------------------------------
 
@@ -652,11 +662,16 @@ class SessionEngine:
         self._close(reason)
 
     def _close(self, reason: str) -> None:
-        if self.outgoing is not None:
-            self.outgoing.writable = False  # nothing is sent any more [MQTT5-3.14.4-1]
+        self._end()
         self.reason = reason
         self._held = None
         self.effects.append(CloseConnection(reason))
+
+    def _end(self) -> None:
+        if self.outgoing is not None:
+            self.outgoing.writable = False  # nothing is sent any more [MQTT5-3.14.4-1]
+        if self._leaving is not None:  # a DISCONNECT that waits counts
+            self._take_session_expiry(self._leaving)
 
     def _publish_will(self) -> None:
         will = self.will
