@@ -54,7 +54,8 @@ async def subscribed(clients: Clients, *topic_filters: str, qos: int = 0, client
 async def grant(client: Client, *topic_filters: str | SubscriptionRequest, qos: int = 0) -> Suback:
     """SUBSCRIBE, granted."""
     suback = await client.subscribe(*topic_filters, qos=qos)
-    assert not any(code.is_error for code in suback.reason_codes), suback
+    refused = [number for number, code in enumerate(suback.reason_codes) if code.is_error]
+    assert not refused, f"of {len(topic_filters)} filters these were refused: {refused}"
     return suback
 
 

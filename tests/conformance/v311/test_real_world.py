@@ -92,14 +92,14 @@ async def test_one_byte_at_a_time(clients: Clients) -> None:
         raw_connect(0x02, new_client_id().encode()),
         encode(Subscribe(1, (SubscriptionRequest(topic_name, 1),)), 4),
         encode(Publish(topic_name.encode(), b"x" * 200, 2, packet_id=2), 4),
-        encode(Pubrel(2), 4),
-        encode(Pingreq(), 4),
     )
     for byte in b"".join(packets):
         await client.send(bytes((byte,)))
     await client.receive(Connack)
     await client.take(Suback)
     assert await client.take(Pubrec) == Pubrec(2)
+    for byte in encode(Pubrel(2), 4) + encode(Pingreq(), 4):
+        await client.send(bytes((byte,)))
     assert await client.take(Pubcomp) == Pubcomp(2)
     assert (await client.take_message()).payload == b"x" * 200
     await client.take(Pingresp)
@@ -188,7 +188,7 @@ async def test_twenty_reconnects_with_one_identifier(
 
 @pytest.mark.statement("MQTT311-3.1.4-2", "MQTT311-3.2.0-1")
 async def test_twenty_connects_at_once_with_one_identifier(clients: Clients) -> None:
-    """One stays; each of the others was told so or just closed."""
+    """One stays; each of the others is closed, accepted before or refused."""
     client_id = new_client_id()
     rivals = [await clients.dial() for _ in range(20)]
     for client in rivals:
@@ -196,7 +196,7 @@ async def test_twenty_connects_at_once_with_one_identifier(clients: Clients) -> 
     topic_name = new_topic_name()
     last = await clients.connect(client_id)
     for client in rivals:
-        assert await client.until_closed() in ([], [Connack()])
+        assert [type(each) for each in await client.until_closed()] in ([], [Connack])
     await grant(last, topic_name)
     await last.publish(topic_name, b"x")
     assert (await last.take_message()).payload == b"x"
