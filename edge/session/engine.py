@@ -263,6 +263,9 @@ class SessionEngine:
         """Message and identifier are committed: PUBREC in its turn."""
         assert self.flows is not None
         self.flows.committed(effect.packet_id)
+        if effect.packet_id in self.flows.early:
+            self.flows.early.discard(effect.packet_id)
+            self._on_pubrel(Pubrel(effect.packet_id))
         if self.paused and self.paused & _UNACKNOWLEDGED and self.flows.pending <= _UNACKNOWLEDGED_MAX_3 // 2:
             self._resume(_UNACKNOWLEDGED)
 
@@ -542,7 +545,7 @@ class SessionEngine:
                 self.effects.append(ForgetReceived(packet_id))
             else:
                 self.flows.forgotten(packet_id)
-        elif self.flows is None or not self.flows.is_releasing(packet_id):
+        elif self.flows is None or not self.flows.is_under_way(packet_id):
             # nobody knows the identifier any more: the flow is through [MQTT5-4.3.3-11]
             self._send(Pubcomp(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 

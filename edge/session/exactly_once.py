@@ -77,13 +77,14 @@ class IncomingFlows:
     been appended [MQTT311-3.3.5-2].
     """
 
-    __slots__ = ("_answers", "_negative", "_out", "_states", "begun")
+    __slots__ = ("_answers", "_negative", "_out", "_states", "begun", "early")
 
     def __init__(self, out: list[bytes], negative: Negative | None, received: frozenset[int] = frozenset()) -> None:
         self._out = out
         self._negative = negative
         self._states = dict.fromkeys(received, Inbound.RECEIVED)
         self._answers = OrderedAnswers(out)
+        self.early: set[int] = set()  # PUBREL came while the commit was under way
         self.begun = 0  # flows that began on this connection and are not through: they count to the Receive Maximum
 
     def is_known(self, packet_id: int) -> bool:
@@ -124,15 +125,11 @@ class IncomingFlows:
     def release(self, packet_id: int) -> bool:
         """PUBREL: whether the identifier is known, so that its removal has to be stored before PUBCOMP."""
         state = self._states.get(packet_id)
-        if state is Inbound.PENDING:
-            raise ProtocolError("PUBREL before PUBREC", "MQTT5-4.3.3-4")
+        if state is Inbound.PENDING:  # a client that does not wait for PUBREC; all in its turn
+            self.early.add(packet_id)
         if state is Inbound.RECEIVED:
             self._states[packet_id] = Inbound.RELEASING
         return state is Inbound.RECEIVED
-
-    def is_releasing(self, packet_id: int) -> bool:
-        """Whether a PUBCOMP is on its way already."""
-        return self._states.get(packet_id) is Inbound.RELEASING
 
     def is_under_way(self, packet_id: int) -> bool:
         """Whether the identifier is known, wherever its flow stands."""
