@@ -263,9 +263,7 @@ class SessionEngine:
         """Message and identifier are committed: PUBREC in its turn."""
         assert self.flows is not None
         self.flows.committed(effect.packet_id)
-        if effect.packet_id in self.flows.early:
-            self.flows.early.discard(effect.packet_id)
-            self._on_pubrel(Pubrel(effect.packet_id))
+        self._release_early(self.flows)
         if self.paused and self.paused & _UNACKNOWLEDGED and self.flows.pending <= _UNACKNOWLEDGED_MAX_3 // 2:
             self._resume(_UNACKNOWLEDGED)
 
@@ -276,6 +274,7 @@ class SessionEngine:
             self.incoming.refused += 1
         if self.protocol_version == MQTT_5 and self.state is ConnectionState.CONNECTED:
             self.flows.refused(effect.packet_id, reason_code, reason)
+            self._release_early(self.flows)
         else:
             self.flows.withdraw(effect.packet_id)
             self.disconnect(reason_code, reason)
@@ -548,6 +547,11 @@ class SessionEngine:
         elif self.flows is None or not self.flows.is_under_way(packet_id):
             # nobody knows the identifier any more: the flow is through [MQTT5-4.3.3-11]
             self._send(Pubcomp(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _release_early(self, flows: IncomingFlows) -> None:
+        if self.state is ConnectionState.CONNECTED:
+            for packet_id in flows.take_early():
+                self._on_pubrel(Pubrel(packet_id))
 
     def _on_pubrec(self, packet: Pubrec, now: float) -> None:
         outgoing = self.outgoing

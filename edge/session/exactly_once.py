@@ -77,14 +77,14 @@ class IncomingFlows:
     been appended [MQTT311-3.3.5-2].
     """
 
-    __slots__ = ("_answers", "_negative", "_out", "_states", "begun", "early")
+    __slots__ = ("_answers", "_early", "_negative", "_out", "_states", "begun")
 
     def __init__(self, out: list[bytes], negative: Negative | None, received: frozenset[int] = frozenset()) -> None:
         self._out = out
         self._negative = negative
         self._states = dict.fromkeys(received, Inbound.RECEIVED)
         self._answers = OrderedAnswers(out)
-        self.early: set[int] = set()  # PUBREL came while the commit was under way
+        self._early: dict[int, None] = {}  # PUBREL came before PUBREC was sent, in the order of PUBREL
         self.begun = 0  # flows that began on this connection and are not through: they count to the Receive Maximum
 
     def is_known(self, packet_id: int) -> bool:
@@ -125,11 +125,22 @@ class IncomingFlows:
     def release(self, packet_id: int) -> bool:
         """PUBREL: whether the identifier is known, so that its removal has to be stored before PUBCOMP."""
         state = self._states.get(packet_id)
-        if state is Inbound.PENDING:  # a client that does not wait for PUBREC; all in its turn
-            self.early.add(packet_id)
+        if state is Inbound.PENDING or self._answers.is_known(packet_id):  # it does not wait for PUBREC; all in turn
+            self._early[packet_id] = None
+            return False
         if state is Inbound.RECEIVED:
             self._states[packet_id] = Inbound.RELEASING
         return state is Inbound.RECEIVED
+
+    def take_early(self) -> list[int]:
+        """The identifiers whose PUBREL came before their PUBREC, which has been sent now."""
+        if not self._early:
+            return []
+        states, answers = self._states, self._answers
+        taken = [each for each in self._early if states[each] is Inbound.RECEIVED and not answers.is_known(each)]
+        for packet_id in taken:
+            del self._early[packet_id]
+        return taken
 
     def is_under_way(self, packet_id: int) -> bool:
         """Whether the identifier is known, wherever its flow stands."""
@@ -151,6 +162,7 @@ class IncomingFlows:
 
     def _end(self, packet_id: int) -> None:
         del self._states[packet_id]
+        self._early.pop(packet_id, None)
         self.begun = max(0, self.begun - 1)
 
 

@@ -255,7 +255,6 @@ class Outgoing:
             resuming.partition_resumed(position)
             self.give_up(left)
 
-
     # The buffer ------------------------------------------------------------------------------------------------------
 
     def drain(self, wall_ms: int) -> None:
@@ -331,10 +330,11 @@ class Outgoing:
             self._window -= 1
 
     def _begin_stored(self, delivery: Delivery, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int) -> None:
-        if self._is_limited:
-            if self._is_too_large(publish_frame(delivery, self._version, 2, retain, subscription_ids, wall_ms), 2):
-                self.too_large += 1
-                return
+        if self._is_limited and self._is_too_large(
+            publish_frame(delivery, self._version, 2, retain, subscription_ids, wall_ms), 2
+        ):
+            self.too_large += 1
+            return
         self._last_id = packet_id = self._free_packet_id()
         self.flows[packet_id] = OutgoingFlow(Outbound.STORING, delivery, retain, subscription_ids)
         self._window -= 1

@@ -5,6 +5,8 @@
     book >> Appended(7) << Puback(7)
     book.silent()
 
+`durable` is the same for a session that outlives its connection, `resumed` its next connection.
+
 A packet or bytes after `>>` are what the client sends; after `<<` a packet must be the next one on the wire, an effect
 (or its class) the next effect. `silent` says that nothing else came out. Time stands still until `at` moves it.
 """
@@ -15,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from bridge.delivery import Delivery
+from bridge.log import Position
 from bridge.partitioning import Destination
 from bridge.subscriptions import Grant
 from edge.access.limits import Limits, development_limits
 from edge.session.connect import Capabilities
 from edge.session.effects import (
+    AppendExactlyOnce,
     AppendRecord,
     Authenticate,
     CloseConnection,
@@ -27,11 +31,14 @@ from edge.session.effects import (
     PublishTarget,
 )
 from edge.session.engine import SessionEngine
+from edge.session.exactly_once import Outbound
+from edge.session.resuming import InFlight, Resuming
 from edge.wire import (
     Connack,
     Connect,
     Framer,
     Packet,
+    Properties,
     ReasonCode,
     Suback,
     Subscribe,
@@ -48,6 +55,8 @@ START_S = 1_000.0
 WALL_OFFSET_MS = 0.0
 LIMITS = development_limits()  # the packet and flow limits of production, no rates
 FORBIDDEN = b"forbidden/"
+POSITION: Position = ("mqtt.messages", 0)  # where `delivery` is, unless told otherwise
+EXACTLY_ONCE = Capabilities(qos_max=2, retain_available=True, session_expiry_s_max=3_600)
 
 
 def target_of(raw: bytes) -> PublishTarget | ReasonCode:
@@ -71,6 +80,7 @@ def delivery(
     expiry_s: int | None = None,
     timestamp_ms: int = int(START_S * 1000),
     properties: Message | None = None,
+    partition: int = 0,
     offset: int = 0,
 ) -> Delivery:
     """A record on its way to subscribers."""
@@ -85,7 +95,7 @@ def delivery(
         (),
         properties,
         "mqtt.messages",
-        0,
+        partition,
         offset,
     )
 
@@ -107,9 +117,11 @@ _NOBODY = _Nobody()
 
 @dataclass(frozen=True)
 class Accept:
-    """The client may connect."""
+    """The client may connect; with a session, what it left in flight and what of its own had come."""
 
     session_present: bool = False
+    resuming: Resuming | None = None
+    received: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,50 @@ class RefusedRecord:
     packet_id: int
     reason_code: ReasonCode = ReasonCode.QUOTA_EXCEEDED
     reason: str = "too large"
+
+
+@dataclass(frozen=True)
+class ExactlyOnceAppended:
+    """The QoS 2 message of this packet identifier, and the identifier, are committed."""
+
+    packet_id: int
+
+
+@dataclass(frozen=True)
+class ExactlyOnceRefused:
+    """Kafka has refused the QoS 2 message of this packet identifier for good."""
+
+    packet_id: int
+    reason_code: ReasonCode = ReasonCode.QUOTA_EXCEEDED
+    reason: str = "too large"
+
+
+@dataclass(frozen=True)
+class ReceivedForgotten:
+    """That PUBREL came is stored."""
+
+    packet_id: int
+
+
+@dataclass(frozen=True)
+class OutgoingStored:
+    """Which message has this identifier is stored."""
+
+    packet_id: int
+
+
+@dataclass(frozen=True)
+class ReleaseStored:
+    """That PUBREC came is stored."""
+
+    packet_id: int
+
+
+@dataclass(frozen=True)
+class PartitionResumed:
+    """What was in flight of a partition has been read again; None: of all."""
+
+    position: Position | None = POSITION
 
 
 @dataclass(frozen=True)
@@ -229,6 +285,7 @@ class Playbook:
             limits, capabilities or Capabilities(), target_of, lambda: "assigned", self.now, wall_offset_ms
         )
         self.records: dict[int, AppendRecord] = {}
+        self.exactly_once: dict[int, AppendExactlyOnce] = {}
         self.taken = False
         self._packets: list[Packet] = []
         self._effects: list[Any] = []
@@ -242,13 +299,26 @@ class Playbook:
             case bytes():
                 engine.receive_data(event, self.now)
             case Accept():
-                engine.accept(event.session_present, self.now)
+                engine.accept(event.session_present, self.now, event.resuming, event.received)
             case Refuse():
                 engine.refuse(event.reason_code, event.reason)
             case Appended():
                 engine.record_appended(self.records.pop(event.packet_id))
             case RefusedRecord():
                 engine.record_refused(self.records.pop(event.packet_id), event.reason_code, event.reason)
+            case ExactlyOnceAppended():
+                engine.exactly_once_appended(self.exactly_once.pop(event.packet_id))
+            case ExactlyOnceRefused():
+                refused = self.exactly_once.pop(event.packet_id)
+                engine.exactly_once_refused(refused, event.reason_code, event.reason)
+            case ReceivedForgotten():
+                engine.received_forgotten(event.packet_id)
+            case OutgoingStored():
+                engine.outgoing_stored(event.packet_id, self.now)
+            case ReleaseStored():
+                engine.release_stored(event.packet_id)
+            case PartitionResumed():
+                engine.partition_resumed(event.position)
             case Subscribed():
                 engine.subscribed(event.packet_id, event.reason_codes, self.now)
             case Unsubscribed():
@@ -347,6 +417,9 @@ class Playbook:
             for effect in self.engine.effects
             if isinstance(effect, AppendRecord) and effect.packet_id
         }
+        self.exactly_once |= {
+            effect.packet_id: effect for effect in self.engine.effects if isinstance(effect, AppendExactlyOnce)
+        }
         self.engine.effects = []
 
 
@@ -367,3 +440,56 @@ def subscribed(protocol_version: int = 5, connect: Connect | None = None, **opti
     book >> Subscribe(1, (SubscriptionRequest("a/#", 1),)) << OpenSubscriptions
     book >> Subscribed(1) << Suback(1, (ReasonCode.GRANTED_QOS_1,))
     return book.silent()
+
+
+def durable(
+    protocol_version: int = 5, connect: Connect | None = None, limits: Limits = LIMITS, qos: int = 2
+) -> Playbook:
+    """A client whose session outlives its connection, with one subscription."""
+    book = connected(protocol_version, connect or durable_connect(protocol_version), limits, capabilities=EXACTLY_ONCE)
+    book >> Subscribe(1, (SubscriptionRequest("a/#", qos),)) << OpenSubscriptions
+    book >> Subscribed(1, (ReasonCode(qos),)) << Suback(1, (ReasonCode(qos),))
+    return book.silent()
+
+
+def durable_connect(protocol_version: int = 5, **properties: Any) -> Connect:
+    """CONNECT of a client that wants to find its session again."""
+    if protocol_version == 5:
+        properties = {"session_expiry_interval_s": 600} | properties
+    return Connect(protocol_version, "c", clean_start=False, keep_alive_s=60, properties=Properties(**properties))
+
+
+def resumed(
+    resuming: Resuming | None = None,
+    received: frozenset[int] = frozenset(),
+    protocol_version: int = 5,
+    limits: Limits = LIMITS,
+    **properties: Any,
+) -> Playbook:
+    """A client that has found its session again; what it is sent first comes behind this."""
+    book = Playbook(protocol_version, limits, EXACTLY_ONCE)
+    book >> durable_connect(protocol_version, **properties) << Authenticate
+    book >> Accept(True, resuming or Resuming.of({}, ()), received)
+    assert book.packet(Connack).session_present
+    return book
+
+
+def left_in_flight(engine: SessionEngine, starts: dict[Position, int]) -> Resuming:
+    """What the next connection has to go on with, as the handler finds it in what is stored."""
+    outgoing = engine.outgoing
+    assert outgoing is not None
+    entries = [_in_flight(packet_id, 1, delivery) for packet_id, delivery in outgoing.inflight.items()]
+    for packet_id, flow in outgoing.flows.items():
+        is_released = flow.state in (Outbound.RELEASING, Outbound.RELEASED)
+        entries.append(
+            InFlight(packet_id, 2, POSITION, -1, True)
+            if is_released or flow.delivery is None
+            else _in_flight(packet_id, 2, flow.delivery)
+        )
+    if outgoing.resuming is not None:
+        entries += outgoing.resuming.left()
+    return Resuming.of(starts, entries)
+
+
+def _in_flight(packet_id: int, qos: int, delivery: Delivery) -> InFlight:
+    return InFlight(packet_id, qos, (delivery.kafka_topic, delivery.partition), delivery.offset)
