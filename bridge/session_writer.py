@@ -179,6 +179,8 @@ class SessionWriter:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self.expire(inf)
+        self._in_hand = []
+        self._settled.set()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         await self._producer.stop()
@@ -235,11 +237,9 @@ class SessionWriter:
             if not self._waiting:
                 self._work.clear()
             self._settled.clear()
-            try:
-                await self._settle(self._in_hand)
-            finally:
-                self._in_hand = []
-                self._settled.set()
+            await self._settle(self._in_hand)  # cancelled only by `stop`, which reports what is in hand
+            self._in_hand = []
+            self._settled.set()
 
     def _next_batch(self) -> list[_Write]:
         """As many writes as fit, at least one."""
