@@ -104,11 +104,11 @@ class Share:
             await self._drained(held)
             await self._commit(held)
         finally:
-            self._forget(held & frozenset(self.group.positions))
+            self.group.lose(held & frozenset(self.group.positions))
 
     def lost(self) -> None:
         self._counts["losses"] += 1
-        self._forget(frozenset(self.group.positions))
+        self.group.lose(frozenset(self.group.positions))
 
     def settled(self) -> None:
         if self._readying is None:
@@ -177,10 +177,4 @@ class Share:
             log.warning("%s: low-water marks could not be stored: %s", self.share_filter, error)
         else:
             self._counts["commits"] += 1
-            for position in moved.keys() & frozenset(self.group.positions):
-                self._committed[position] = moved[position]
-
-    def _forget(self, positions: frozenset[Position]) -> None:
-        self.group.lose(positions)
-        for position in positions:
-            self._committed.pop(position, None)
+            self._committed |= moved

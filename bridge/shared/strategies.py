@@ -125,6 +125,8 @@ class LeastInflight(Strategy):
             rank = (prefer is not None and not prefer(member), member.inflight)
             if best is None or rank < best_rank:
                 best, best_rank, best_index = member, rank, index
+                if rank == (False, 0):
+                    break  # nobody is less busy
         self._next = best_index + 1 if best is not None else self._next
         return best
 

@@ -190,6 +190,8 @@ class MemoryLease:
         self.weight = 0
         self.valid = True
         self.holder: LeaseHolder | None = None
+        self.gate = asyncio.Event()  # cleared: this node hears nothing of what is stored
+        self.gate.set()
 
     @property
     def is_member(self) -> bool:
@@ -220,6 +222,7 @@ class MemoryLease:
 
     async def committed(self) -> dict[Position, int]:
         await asyncio.sleep(0)
+        await self.gate.wait()
         if self.groups.is_away:
             raise LogUnavailable("no coordinator")
         return dict(self.groups.marks.get(self.group_id, {}))

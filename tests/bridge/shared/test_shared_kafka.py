@@ -8,9 +8,13 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.client import ConnectionGroup
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.group import LeaveGroupRequest
 from support.logs import READ_S
 from support.shares import FakeMember, eventually, make_node, record, until_in
 
@@ -19,7 +23,7 @@ from bridge.kafka_log import KafkaLog
 from bridge.log import Position
 from bridge.partitioning import RouteTable
 from bridge.shared.kafka_lease import KafkaLease, KafkaLeases
-from bridge.shared.lease import group_id_of
+from bridge.shared.lease import LeaseLost, group_id_of
 from bridge.shared.shared_subscriptions import SharedSubscriptions, partitions_of
 from schemas.routes import Q2_SUFFIX, Route
 
@@ -116,6 +120,11 @@ class Cluster:
         self.nodes.remove(node)
         await node.die()
 
+    async def leave_behind_its_back(self, node: Node) -> None:
+        [lease] = node.leases.made
+        request = LeaveGroupRequest(self.group_id, lease._member_id)
+        await node.connection.ask_coordinator(self.group_id, "leaving", request, lambda answer: [answer.error_code])
+
     async def publish(self, count: int) -> None:
         """Numbered messages of QoS 1, one in five of QoS 2; in Kafka when this returns."""
         futures: list[asyncio.Future[int]] = []
@@ -201,6 +210,63 @@ async def test_a_node_that_dies_leaves_nothing_behind(cluster: Cluster) -> None:
     await cluster.publish(300)
     await cluster.balanced(6, 6)
     await cluster.complete()
+
+
+async def test_a_node_that_was_given_up_hears_of_it_and_comes_back(cluster: Cluster) -> None:
+    """Kafka thinks that the node has left (as after a pause longer than its session): all that it has is void."""
+    node = await cluster.node("a1")
+    [member], [lease] = cluster.members, node.leases.made
+    await cluster.publish(50)
+    await cluster.complete()
+    member.acknowledges = False
+    await cluster.publish(50)
+    await cluster.complete()
+    await cluster.leave_behind_its_back(node)
+    with pytest.raises(LeaseLost):
+        await lease.commit({(cluster.kafka_topic, 0): 0})
+    await eventually(lambda: node.shared.statistics()["groups"][cluster.share_filter]["losses"] == 1, SETTLED_S)
+    late = list(member.unacknowledged)
+    member.acknowledges = True
+    await cluster.balanced(2 * PARTITIONS)
+    await eventually(lambda: min(cluster.times()[payload] for payload in cluster.published) >= 1, SETTLED_S)
+    await eventually(lambda: len(member.got) == 100 + len(late), SETTLED_S)
+    assert sum(count - 1 for count in cluster.times().values()) == 50, "what was unacknowledged, and nothing else"
+
+
+async def test_a_lease_that_may_be_over_stops_the_group_until_kafka_answers(cluster: Cluster) -> None:
+    node = await cluster.node("a1")
+    [lease] = node.leases.made
+    ask, failures = lease._ask, 0
+
+    async def failing(request: Any, lane: int = ConnectionGroup.COORDINATION) -> Any:
+        nonlocal failures
+        if failing_now:
+            failures += 1
+            raise KafkaConnectionError("planted")
+        return await ask(request, lane)
+
+    failing_now = True
+    lease._ask = failing  # type: ignore[method-assign]
+    await eventually(lambda: failures, SETTLED_S)
+    lease._valid_until_s = 0.0  # as after SESSION_TIMEOUT_S
+    await cluster.publish(50)
+    await eventually(lambda: failures > 5, SETTLED_S)
+    assert not cluster.members[0].got
+    failing_now = False
+    await cluster.complete()
+    assert set(cluster.times().values()) == {1}
+    assert node.shared.statistics()["groups"][cluster.share_filter]["losses"] == 0
+
+
+async def test_before_it_has_joined_nothing_can_be_stored(cluster: Cluster) -> None:
+    node = await cluster.node()
+    lease = node.leases.lease(cluster.group_id, frozenset({(cluster.kafka_topic, 0)}))
+    with pytest.raises(LeaseLost):
+        await lease.commit({(cluster.kafka_topic, 0): 0})
+    assert not lease.is_valid()
+    assert await lease.committed() == {}
+    await lease.leave()
+    assert await node.leases.delete(cluster.group_id), "no such group is as good as deleted"
 
 
 async def test_members_weigh(cluster: Cluster) -> None:

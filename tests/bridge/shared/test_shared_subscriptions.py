@@ -132,6 +132,24 @@ async def test_suback_waits_for_the_group(world: World) -> None:
     assert set(member.payloads) == sent
 
 
+async def test_suback_waits_for_what_another_node_begins_with(world: World) -> None:
+    one, other = world.node(), world.node()
+    first, second = FakeMember("a"), FakeMember("b")
+    subscribing = [
+        asyncio.ensure_future(subscribed(one, first)),
+        asyncio.ensure_future(subscribed(other, second)),
+    ]
+    await turns(1)
+    [slow] = world.leases[other].made
+    slow.gate.clear()
+    await turns(100)
+    assert one.groups()[FILTER].positions, "its own part has begun"
+    assert not subscribing[0].done()
+    slow.gate.set()
+    await asyncio.gather(*subscribing)
+    assert world.groups.marks[GROUP] == world.ends
+
+
 async def test_a_group_whose_sessions_are_offline_goes_on_where_it_was(world: World) -> None:
     world.held.add(FILTER)
     node, member = world.node(), FakeMember("a")
@@ -225,6 +243,43 @@ async def test_nodes_share_the_partitions_and_no_message_goes_twice(world: World
     await until_in(members, sent)
     assert Counter(payloads(*members)) == dict.fromkeys(sent, 1)
     assert all(member.got for member in members)
+
+
+async def test_no_message_goes_twice_while_nodes_come_and_go_under_load(world: World) -> None:
+    members: list[FakeMember] = []
+    sent: set[bytes] = set()
+
+    async def publish() -> None:
+        while len(sent) < 3_000:
+            sent.update(world.publish(2))
+            await asyncio.sleep(0)
+
+    publishing: asyncio.Future[None] | None = None
+    for number in range(4):
+        node = world.node()
+        members.append(FakeMember(f"m{number}"))
+        await subscribed(node, members[-1])
+        publishing = publishing or asyncio.ensure_future(publish())
+    for _ in range(3):
+        node = world.nodes.pop(0)
+        await node.stop()
+        await world.groups.quiet()
+    assert publishing is not None
+    await publishing
+    await until_in(members, sent)
+    assert Counter(payloads(*members)) == dict.fromkeys(sent, 1)
+
+
+async def test_what_did_not_move_is_not_stored_again(world: World) -> None:
+    node, member = world.node(), FakeMember("a")
+    await subscribed(node, member)
+    await until_in([member], world.publish(20))
+    await eventually(lambda: world.groups.marks[GROUP] == world.ends)
+    stored = node.statistics()["groups"][FILTER]["commits"]
+    [share] = node._shares.values()
+    for _ in range(5):
+        await share.commit()
+    assert node.statistics()["groups"][FILTER]["commits"] == stored
 
 
 async def test_a_node_that_dies_had_acknowledged_nothing_that_it_did_not_store(world: World) -> None:
