@@ -39,6 +39,8 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "gate": services.access.gate.statistics(),
         "table": services.table.statistics(),
         "retained": _retained_statistics(services),
+        "claims": services.ownership.statistics(),
+        "sessions": services.sessions.statistics(),
     }
 
 
