@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Set
+from typing import Any
 
 import pytest
 from support.edges import until
@@ -13,7 +14,7 @@ from support.session_nodes import SessionNode, running
 from bridge.log import CommitUnknown, LogUnavailable, Position
 from bridge.memory_log import MemoryLog
 from bridge.session_store import SessionLost, session_position
-from schemas.catalogue import SESSIONS
+from schemas.catalogue import CLAIMS, SESSIONS
 from schemas.sessions import (
     SessionProgress,
     deletion_records,
@@ -154,6 +155,41 @@ async def test_a_paused_writer_never_writes_for_a_session_that_moved(
         await one.store.write_now(C, epoch, [])
 
 
+async def test_a_paused_node_that_has_not_read_the_claims_writes_nothing_either(
+    log: CountingLog, live: set[str], one: SessionNode, two: SessionNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole process stands still: when it wakes, its view of the claims is old."""
+    epoch, _ = await one.open(C)
+    going_on = asyncio.Event()
+    consumer = one.ownership._tail._consumer
+    assert consumer is not None
+    fetch, is_waiting = consumer.fetch, asyncio.Event()
+
+    async def wait_and_fetch(timeout_s: float) -> Any:
+        is_waiting.set()
+        await going_on.wait()
+        return await fetch(timeout_s)
+
+    monkeypatch.setattr(consumer, "fetch", wait_and_fetch)
+    log.put(CLAIMS, 0, b"", b"")  # so that the fetch under way ends
+    await is_waiting.wait()
+    log.hold_commits()
+    one.received(C, epoch, 1)
+    await until(lambda: one.store.statistics()["writer_in_hand"] == 1, "nothing is under way")
+    await turns()
+    stall_commits(log)
+    live.remove("one")
+    await two.open(C)
+    assert one.ownership.may_write(C, epoch), "so far it believes so"
+    log.release_commits()
+    await until(lambda: one.store.statistics()["writer_starts"] == 2, "it does not start again")
+    await turns(20)
+    assert one.sink.outcomes == []
+    going_on.set()
+    await one.sink.wait(1)
+    assert one.sink.told == [("lost", (C, 1))]
+
+
 async def test_a_fence_that_comes_while_the_writer_starts_again_counts_too(
     log: CountingLog, live: set[str], one: SessionNode, two: SessionNode
 ) -> None:
@@ -209,6 +245,30 @@ async def test_an_earlier_connection_on_the_same_node_is_given_up(log: CountingL
     assert stored.progress.incoming == {1}
     await one.sink.wait(2)
     assert one.sink.told == [("stored", (C, 1)), ("lost", (C, 2))]
+
+
+async def test_a_commit_of_ours_that_has_not_begun_to_write_is_waited_for(
+    one: SessionNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch, _ = await one.open(C)
+    going_on = asyncio.Event()
+    producer = one.store._writer._producer
+    commit = producer.commit
+
+    async def wait_and_commit(records: Any) -> list[int]:
+        await going_on.wait()
+        return await commit(records)
+
+    monkeypatch.setattr(producer, "commit", wait_and_commit)
+    one.received(C, epoch, 1)
+    await until(lambda: one.store.statistics()["writer_in_hand"] == 1, "nothing is under way")
+    opening = asyncio.create_task(one.open(C, 0.01))
+    await until(lambda: not one.ownership.may_write(C, epoch), "it was not renounced")
+    await turns(20)
+    going_on.set()
+    _, stored = await opening
+    assert stored is not None
+    assert stored.progress.incoming == {1}
 
 
 async def test_many_loads_share_their_questions(
