@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 from support.conformance import Client, Clients
 
-from edge.wire import Pingreq, Pingresp, Publish, Suback, SubscriptionRequest
+from edge.wire import Packet, Pingreq, Pingresp, Publish, Suback, SubscriptionRequest, variable_bytes
 
 
-def binary(data: bytes) -> bytes:
-    """A length of two bytes and the data (§1.5.3)."""
-    return len(data).to_bytes(2, "big") + data
+def string(raw: bytes) -> bytes:
+    """A length of two bytes, and the bytes (§1.5.3)."""
+    return len(raw).to_bytes(2, "big") + raw
 
 
-def frame(first_byte: int, body: bytes) -> bytes:
+def frame(first_byte: int, *parts: bytes) -> bytes:
     """A packet whose body is what the test says (§2.2)."""
-    size, length = len(body), bytearray()
-    while size >= 0x80:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes((first_byte, *length, size)) + body
+    body = b"".join(parts)
+    return bytes((first_byte,)) + variable_bytes(len(body)) + body
 
 
 def raw_connect(
@@ -32,8 +29,8 @@ def raw_connect(
     tail: bytes = b"",
 ) -> bytes:
     """A CONNECT with these flags; the fields of the payload get their lengths, ``tail`` does not."""
-    head = binary(name) + bytes((level, flags)) + keep_alive_s.to_bytes(2, "big")
-    return frame(first_byte, head + b"".join(map(binary, fields)) + tail)
+    head = string(name) + bytes((level, flags)) + keep_alive_s.to_bytes(2, "big")
+    return frame(first_byte, head, *map(string, fields), tail)
 
 
 async def is_cut(clients: Clients, *data: bytes) -> None:
@@ -57,6 +54,16 @@ async def grant(client: Client, *topic_filters: str | SubscriptionRequest, qos: 
     refused = [number for number, code in enumerate(suback.reason_codes) if code.is_error]
     assert not refused, f"of {len(topic_filters)} filters these were refused: {refused}"
     return suback
+
+
+async def is_answered(client: Client, kind: type[Packet]) -> bool:
+    """Whether this comes, or the end: the server has made up its mind."""
+    try:
+        await client.take(kind)
+    except AssertionError:
+        assert client.is_closed
+        return False
+    return True
 
 
 async def messages_until(client: Client, last: bytes) -> list[Publish]:

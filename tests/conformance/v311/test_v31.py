@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance.v311.flows import binary, frame, grant, raw_connect
+from conformance.v311.flows import frame, grant, raw_connect, string
 from support.conformance import Clients, new_client_id, new_topic_name
 
 from edge.wire import Connack, Puback, Publish, Pubrec, Pubrel, ReasonCode, Suback, Unsuback, Will
@@ -104,12 +104,12 @@ async def test_3_1_may_set_dup_on_what_it_sends_again(clients: Clients) -> None:
     """SUBSCRIBE, UNSUBSCRIBE and PUBREL had DUP in 3.1 (V3.1 §2.1)."""
     topic_name = new_topic_name()
     client = await clients.connect(version=3)
-    await client.send(frame(0x8A, b"\0\1" + binary(topic_name.encode()) + b"\1"))
+    await client.send(frame(0x8A, b"\0\1" + string(topic_name.encode()) + b"\1"))
     assert (await client.receive(Suback)).packet_id == 1
     await client.send(Publish(topic_name.encode(), b"x", 1, dup=True, packet_id=2))
     assert (await client.take(Puback)).packet_id == 2
     assert (await client.take_message()).payload == b"x"
-    await client.send(frame(0xAA, b"\0\3" + binary(topic_name.encode())))
+    await client.send(frame(0xAA, b"\0\3" + string(topic_name.encode())))
     assert (await client.receive(Unsuback)).packet_id == 3
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import string
+from string import ascii_letters, digits
 
 import pytest
-from conformance.v311.flows import binary, frame, grant, raw_connect, subscribed
+from conformance.v311.flows import frame, grant, raw_connect, string, subscribed
 from support.conformance import Client, Clients, new_client_id, new_topic_name
 
 from edge.wire import (
@@ -50,7 +50,7 @@ INVALID = {
     "user name not UTF-8": raw_connect(0x82, ID, NOT_UTF8),
     "user name with U+0000": raw_connect(0x82, ID, b"u\0"),
     "flags of the fixed header": raw_connect(0x02, ID, first_byte=0x11),
-    "ends after the protocol name": frame(0x10, binary(b"MQTT")),
+    "ends after the protocol name": frame(0x10, string(b"MQTT")),
     "ends inside the client identifier": raw_connect(0x02, tail=b"\0\x10abc"),
     "a byte too many": raw_connect(0x02, ID, tail=b"\0"),
 }
@@ -187,7 +187,7 @@ async def test_connack_is_the_first_packet_whatever_the_client_sends(clients: Cl
     assert (await client.take_message()).payload == b"x"
 
 
-LETTERS = string.ascii_letters + string.digits
+LETTERS = ascii_letters + digits
 
 
 @pytest.mark.statement("MQTT311-3.1.3-5", "MQTT311-3.1.3-3", "MQTT311-3.1.3-4")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conformance.v311.flows import binary, frame, grant, is_cut, messages_until, subscribed
+from conformance.v311.flows import frame, grant, is_answered, is_cut, messages_until, string, subscribed
 from support.conformance import Clients, new_topic_name
 
-from edge.wire import Pingreq, Puback, Publish, Suback, Subscribe, SubscriptionRequest
+from edge.wire import Puback, Publish, Suback, Subscribe, SubscriptionRequest
 
 # (Topic Filter, Topic Names that match, Topic Names that do not), all of them behind a fresh first level
 MATCHES = [
@@ -78,7 +78,7 @@ async def test_a_wildcard_out_of_place_is_never_granted(clients: Clients, topic_
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("topic_name", [b"a/+", b"#", b"a/#", b"+", b"a+b", b"a#", b"+/a"])
 async def test_a_topic_name_has_no_wildcards(clients: Clients, topic_name: bytes, qos: int) -> None:
-    await is_cut(clients, frame(0x30 | qos << 1, binary(topic_name) + b"\0\x01" * (qos > 0)), b"\xc0\x00")
+    await is_cut(clients, frame(0x30 | qos << 1, string(topic_name) + b"\0\x01" * (qos > 0)), b"\xc0\x00")
 
 
 @pytest.mark.statement("MQTT311-4.7.3-1", "MQTT311-4.8.0-1")
@@ -101,14 +101,15 @@ async def test_a_wildcard_first_matches_no_dollar_name(clients: Clients, topic_f
     """Names of the server's own, and names that a client tries to write."""
     level, publisher = new_topic_name().replace("/", "-"), await clients.connect()
     client = await subscribed(clients, topic_filter.format(level), qos=1)
-    witness = await subscribed(clients, "$SYS/#")
+    await subscribed(clients, "$SYS/#")
     for name in (f"$x/{level}", f"$SYS/{level}", f"$x/y/{level}"):
-        await (await clients.connect()).send(Publish(name.encode(), b"no", 1, packet_id=1), Pingreq())
+        intruder = await clients.connect()
+        await intruder.send(Publish(name.encode(), b"no", 1, packet_id=1))
+        await is_answered(intruder, Puback)
     marker = topic_filter.replace("#", "m").replace("+", "m").format(level)
     await publisher.publish(marker, b"marker " + level.encode(), 1)
     messages = await messages_until(client, b"marker " + level.encode())
     assert not [each for each in messages if each.topic_name_utf8.startswith(b"$")]
-    assert witness.connack
 
 
 @pytest.mark.statement("MQTT311-4.7.2-1", "MQTT311-3.3.2-3")
@@ -204,11 +205,11 @@ ILL_FORMED = {
     "Latin-1": "ü/a".encode("latin-1"),
 }
 PLACES = {
-    "PUBLISH": lambda text: frame(0x30, binary(text) + b"x"),
-    "PUBLISH with QoS 1": lambda text: frame(0x32, binary(text) + b"\0\1x"),
-    "SUBSCRIBE": lambda text: frame(0x82, b"\0\1" + binary(text) + b"\0"),
-    "SUBSCRIBE, second filter": lambda text: frame(0x82, b"\0\1\0\1a\0" + binary(text) + b"\0"),
-    "UNSUBSCRIBE": lambda text: frame(0xA2, b"\0\1" + binary(text)),
+    "PUBLISH": lambda text: frame(0x30, string(text) + b"x"),
+    "PUBLISH with QoS 1": lambda text: frame(0x32, string(text) + b"\0\1x"),
+    "SUBSCRIBE": lambda text: frame(0x82, b"\0\1" + string(text) + b"\0"),
+    "SUBSCRIBE, second filter": lambda text: frame(0x82, b"\0\1\0\1a\0" + string(text) + b"\0"),
+    "UNSUBSCRIBE": lambda text: frame(0xA2, b"\0\1" + string(text)),
 }
 
 
@@ -232,6 +233,6 @@ async def test_u_0000_ends_the_connection(clients: Clients, place: object, text:
 async def test_the_topic_name_is_the_first_field_of_a_publish(clients: Clients) -> None:
     topic_name = new_topic_name()
     client, publisher = await subscribed(clients, topic_name, qos=1), await clients.connect()
-    await publisher.send(frame(0x32, binary(topic_name.encode()) + b"\x12\x34" + b"\0\x03abc"))
+    await publisher.send(frame(0x32, string(topic_name.encode()) + b"\x12\x34" + b"\0\x03abc"))
     assert await publisher.receive(Puback) == Puback(0x1234)
     assert (await client.take_message()).payload == b"\0\x03abc"

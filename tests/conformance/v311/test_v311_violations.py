@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from conformance.v311.flows import binary, frame, is_cut, subscribed
+from conformance.v311.flows import frame, is_cut, string, subscribed
 from support.conformance import Clients, new_topic_name
 
 from edge.wire import Pingresp, Puback, Publish, Suback, Will
 
-SUBSCRIBE = b"\0\1" + binary(b"a") + b"\0"
-UNSUBSCRIBE = b"\0\1" + binary(b"a")
+SUBSCRIBE = b"\0\1" + string(b"a") + b"\0"
+UNSUBSCRIBE = b"\0\1" + string(b"a")
 FLAGS_0000 = {"PUBACK": 0x40, "PUBREC": 0x50, "PUBCOMP": 0x70, "PINGREQ": 0xC0}
 
 
@@ -55,10 +55,10 @@ async def test_unsubscribe_with_other_flags_than_0010(clients: Clients, flags: i
 
 
 WITHOUT_ID = {
-    "SUBSCRIBE": frame(0x82, b"\0\0" + binary(b"a") + b"\0"),
-    "UNSUBSCRIBE": frame(0xA2, b"\0\0" + binary(b"a")),
-    "PUBLISH with QoS 1": frame(0x32, binary(b"a") + b"\0\0x"),
-    "PUBLISH with QoS 2": frame(0x34, binary(b"a") + b"\0\0x"),
+    "SUBSCRIBE": frame(0x82, b"\0\0" + string(b"a") + b"\0"),
+    "UNSUBSCRIBE": frame(0xA2, b"\0\0" + string(b"a")),
+    "PUBLISH with QoS 1": frame(0x32, string(b"a") + b"\0\0x"),
+    "PUBLISH with QoS 2": frame(0x34, string(b"a") + b"\0\0x"),
 }
 
 
@@ -71,12 +71,12 @@ async def test_packet_identifier_0(clients: Clients, data: bytes) -> None:
 @pytest.mark.statement("MQTT311-3-8.3-4", "MQTT311-4.8.0-1")
 @pytest.mark.parametrize("options", [0x03, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFC, 0xFF])
 async def test_a_requested_qos_byte_that_is_none(clients: Clients, options: int) -> None:
-    await is_cut(clients, frame(0x82, b"\0\1" + binary(b"a") + bytes((options,))))
-    await is_cut(clients, frame(0x82, SUBSCRIBE + binary(b"b") + bytes((options,))))
+    await is_cut(clients, frame(0x82, b"\0\1" + string(b"a") + bytes((options,))))
+    await is_cut(clients, frame(0x82, SUBSCRIBE + string(b"b") + bytes((options,))))
 
 
 @pytest.mark.statement("MQTT311-3.8.3-3", "MQTT311-4.8.0-1")
-@pytest.mark.parametrize("body", [b"\0\1", b"\0\1" + binary(b"a")], ids=["no filter", "no QoS"])
+@pytest.mark.parametrize("body", [b"\0\1", b"\0\1" + string(b"a")], ids=["no filter", "no QoS"])
 async def test_a_subscribe_without_a_pair(clients: Clients, body: bytes) -> None:
     await is_cut(clients, frame(0x82, body))
 
@@ -95,7 +95,7 @@ OTHERS = {
     "PINGRESP": b"\xd0\x00",
     "a fifth byte of Remaining Length": b"\x30\xff\xff\xff\xff\x7f",
     "PUBLISH shorter than its topic name": frame(0x30, b"\0\x05abc"),
-    "PUBLISH that ends in its packet identifier": frame(0x32, binary(b"a") + b"\0"),
+    "PUBLISH that ends in its packet identifier": frame(0x32, string(b"a") + b"\0"),
     "PUBACK without an identifier": frame(0x40, b""),
     "PUBACK that ends in its identifier": frame(0x40, b"\0"),
     "PUBREL without an identifier": frame(0x62, b""),
