@@ -181,6 +181,13 @@ class DurableSession:
         expiry_s = self._handler.engine.negotiated.session_expiry_s
         return self._records(self._state(subscriptions, expiry_s, connected=True, will_due_ms=None), progress)
 
+    def unchanged_records(
+        self, subscriptions: tuple[StoredSubscription, ...], progress: SessionProgress, expiry_s: int
+    ) -> list[tuple[Position, PendingRecord]]:
+        """A session that was opened for a client that did not stay for CONNACK: as it was found."""
+        self.will = None  # never for a CONNECT that was not accepted (invariant I10)
+        return self._records(self._state(subscriptions, expiry_s, connected=False, will_due_ms=None), progress)
+
     def records(self, *, connected: bool, will_due_ms: int | None = None) -> list[tuple[Position, PendingRecord]]:
         """The session as of now."""
         self._last_progress = progress = self.progress()

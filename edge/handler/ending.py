@@ -14,6 +14,7 @@ from bridge.log import LogError, PendingRecord, Position
 from bridge.session_store import SessionLost, session_position
 from bridge.wills import publish_will
 from edge.handler import subscribing
+from edge.handler.opening import Opened, close_filters
 from schemas.sessions import StoredWill, deletion_records
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ def end_session(handler: EdgeProtocolHandler) -> None:
     services.event("disconnected", handler.client_id, reason=handler.engine.reason, peer=handler.peer)
 
 
+def abandon_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
+    """The client did not stay for CONNACK: the session stays as it was found."""
+    services, durable = handler.services, opened.durable
+    services.catch_up.forget(handler)
+    handler.behind = None
+    if services.table.filters_of(handler):
+        subscribing.remove_all(handler)
+    else:
+        close_filters(handler, opened.subscriptions)
+    records = None
+    if opened.expiry_s:
+        records = durable.unchanged_records(opened.subscriptions, opened.progress, opened.expiry_s)
+    _finish_beside(services, durable, records, None)
+
+
 def _end_stored(handler: EdgeProtocolHandler, durable: DurableSession) -> None:
     services, expiry_s = handler.services, handler.engine.session_expiry_s
     will, due_ms = durable.will, None
@@ -58,6 +74,12 @@ def _end_stored(handler: EdgeProtocolHandler, durable: DurableSession) -> None:
     else:
         durable.will = None
     records = durable.records(connected=False, will_due_ms=due_ms) if expiry_s else None
+    _finish_beside(services, durable, records, will)
+
+
+def _finish_beside(
+    services: EdgeServices, durable: DurableSession, records: Records | None, will: StoredWill | None
+) -> None:
     task = services.loop.create_task(_finish(services, durable, records, will), name="headwater-session-end")
     services.endings.add(task)
     task.add_done_callback(services.endings.discard)

@@ -49,6 +49,7 @@ class Opened:
     session_present: bool = False
     progress: SessionProgress = field(default_factory=SessionProgress)
     subscriptions: tuple[StoredSubscription, ...] = ()
+    expiry_s: int = 0  # of the session as it was found, in case the client does not stay for CONNACK
 
     def resuming(self) -> Resuming | None:
         """What was left in flight; None: there is nothing to go on with."""
@@ -114,6 +115,7 @@ async def _opened(handler: EdgeProtocolHandler, claimed: Claimed, durable: Durab
             if not connect.clean_start and not await _is_over(handler, stored):
                 opened.session_present = True
                 opened.progress = stored.progress
+                opened.expiry_s = stored.state.expiry_s
                 opened.subscriptions = _still_allowed(handler, stored)
     durable.entries = {packet_id: entry for packet_id, entry in opened.progress.outgoing.items() if entry.qos == 2}
     if not await _read_filters(handler, opened.subscriptions):
@@ -141,10 +143,13 @@ async def _loaded(handler: EdgeProtocolHandler, durable: DurableSession) -> Stor
 
 async def _settle_will(handler: EdgeProtocolHandler, stored: StoredSession) -> None:
     """A will that an earlier connection has left is published or dropped now [MQTT5-3.1.2-8] [MQTT5-3.1.3-9]."""
-    will, connect = stored.state.will, handler.engine.connect
+    state, connect, services = stored.state, handler.engine.connect, handler.services
     assert connect is not None
-    if will is not None and (connect.clean_start or (stored.state.connected and not will.delay_s)):
-        services = handler.services
+    will = state.will
+    if will is None:
+        return
+    is_due = not will.delay_s if state.connected else (state.will_due_ms or 0) <= services.wall_ms()
+    if is_due or connect.clean_start:
         services.counters.wills_published += 1
         await publish_will(will, services.routes, services.publisher, services.retained)
 
@@ -241,14 +246,14 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
         partitions = services.deliverer.partitions_of(each.topic_filter)
         needed |= partitions
         services.table.add(_subscription(handler, each, {position: needs.get(position, 0) for position in partitions}))
-    received = frozenset(opened.progress.incoming)
-    engine.accept(opened.session_present, services.loop.time(), resuming, received)
-    if resuming is None or not handler.is_open:
-        return
     for position in needed:
         live = services.deliverer.position_of(position)
         if live is not None and needs.get(position, 0) < live:
             handler.fall_behind(position, needs.get(position, 0))
+    received = frozenset(opened.progress.incoming)
+    engine.accept(opened.session_present, services.loop.time(), resuming, received)
+    if resuming is None or engine.outgoing is None:
+        return
     _resend_retained(handler, resuming)
     for position in {entry.position for entry in resuming.left()} - needed:
         handler.caught_up(position)  # unsubscribed since

@@ -29,7 +29,7 @@ from edge.handler import subscribing
 from edge.handler.amqtt_session import EdgeSession
 from edge.handler.connecting import connect_client
 from edge.handler.durable import DurableSession
-from edge.handler.ending import end_session
+from edge.handler.ending import abandon_session, end_session
 from edge.handler.opening import Opened, resend_by_position, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
@@ -271,6 +271,12 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """CONNECT is accepted: attach the amqtt session, register the client, answer CONNACK, go on where the session
         stood."""
         services = self.services
+        if self.is_open:
+            resume_session(self, opened)
+        if not self.engine.was_accepted:
+            abandon_session(self, opened)
+            self._pump()
+            return
         self.durable = opened.durable
         assert self.engine.connect is not None
         self.engine.connect.password = None  # kept no longer than it is needed
@@ -286,7 +292,6 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
                 left_s, self.disconnect, ReasonCode.NOT_AUTHORIZED, "the token expired"
             )
         services.event("connected", principal.client_id, peer=self.peer, user=principal.name)
-        resume_session(self, opened)
         self._pump()
         self._arm()  # a keep alive may be due before the CONNECT would have been
 

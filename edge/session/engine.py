@@ -108,6 +108,7 @@ class SessionEngine:
         "session_expiry_s",
         "state",
         "wall_offset_ms",
+        "was_accepted",
     )
 
     def __init__(
@@ -142,6 +143,7 @@ class SessionEngine:
         self.flows: IncomingFlows | None = None  # QoS 2 on its way in
         self.outgoing: Outgoing | None = None
         self.session_expiry_s = 0  # what holds at the end of the connection
+        self.was_accepted = False  # CONNACK of success was sent
         self.is_durable = False  # the session outlives it, so each step of a QoS 2 flow is stored
         self.out: list[bytes] = []
         self.effects: list[Effect] = []
@@ -217,6 +219,7 @@ class SessionEngine:
             self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
             self._close("CONNACK is larger than the client's Maximum Packet Size")
             return
+        self.was_accepted = True
         self._framer.packet_bytes_max = self._limits.packet_bytes_max
         if self._limits.messages_per_s or self._limits.bytes_per_s:
             self._rate = ClientRate(self._limits)

@@ -276,3 +276,34 @@ async def test_many_sessions_come_back_at_once_to_the_other_edge() -> None:
                 assert [int(m.payload) for m in await take(subscriber, 100)] == list(range(100))
 
         await asyncio.gather(*map(back, range(count)))
+
+
+@pytest.mark.parametrize("says_goodbye", [False, True])
+async def test_a_client_that_does_not_wait_for_connack_loses_nothing(says_goodbye: bool) -> None:
+    async with two_edges() as (a, b):
+        async with client(a, "s") as (subscriber, _):
+            await subscribe(subscriber, "t")
+        for number in range(10):
+            await publish(a, "t", b"%d" % number, qos=1 + number % 2)
+            async with dial(mqtt_address((a, b)[number % 2])) as hasty:
+                await hasty.send(Connect(5, "s", False, properties=Properties(session_expiry_interval_s=EXPIRY_S)))
+                if says_goodbye:
+                    await hasty.send(Disconnect())
+                    await hasty.until_closed()
+        async with client(b, "s") as (subscriber, connack):
+            assert connack.session_present
+            messages = await take(subscriber, 10)
+            assert sorted(int(m.payload) for m in messages) == list(range(10))
+            await nothing_more(subscriber)
+
+
+async def test_a_will_that_is_due_is_not_lost_to_a_client_that_comes_back() -> None:
+    """[MQTT5-3.1.3-9]: only a connection before the delay has passed takes it back."""
+    will = Will("w", b"gone", 1, properties=Properties(will_delay_interval_s=1))
+    async with two_edges() as (a, b), connected(mqtt_address(b), "watcher") as watcher:
+        await subscribe(watcher, "w", 1)
+        async with client(a, "s", will=will):
+            pass
+        assert [m.payload for m in await take(watcher, 1)] == [b"gone"]
+        async with client(b, "s"):
+            await nothing_more(watcher)
