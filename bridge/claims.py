@@ -16,7 +16,7 @@ uncompacted for longer (min.compaction.lag.ms).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from sys import intern
 from typing import Literal
 
@@ -192,9 +192,6 @@ class ClaimsView:
             )
             for client_id, claim in self._claims.items()
         }
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._claims)
 
     def _apply_claim(self, client_id: str, claim: Claim, offset: int, timestamp_ms: int) -> Outcome:
         is_new = claim.epoch is None

@@ -147,7 +147,7 @@ class Ownership:
 
     def orphans(self) -> list[tuple[str, OpenClaim]]:
         """Claims of nodes that are not there any more, with their clients: a live node has to look after these."""
-        return self.view.orphans(self._is_live)
+        return self.view.orphans(self._is_there)
 
     async def caught_up(self) -> None:
         """Until the view has every claim that was in the log before this call.
@@ -235,6 +235,11 @@ class Ownership:
     def _end(self, client_id: str, epoch: int, record: Claim | Forgotten) -> None:
         self._ends[client_id, epoch] = (record, self._clock_ms() + AGAIN_MS)
         self._append(client_id, record)
+
+    def _is_there(self, node_id: str, incarnation: str) -> bool:
+        """We are, whatever has become of our heartbeat."""
+        is_ours = node_id == self.node_id and incarnation == self.incarnation
+        return is_ours or self._is_live(node_id, incarnation)
 
     def _unreleased(self, client_id: str, epoch: int) -> tuple[OpenClaim, ...]:
         return tuple(claim for claim in self.view.earlier(client_id, epoch) if not self._was_replaced(claim))

@@ -79,7 +79,9 @@ class SessionStore:
         self._marker_key = marker_key(transactional_id(node_id))
         self._marker_prefix = ownership.incarnation.encode() + b":"
         self._last_marker = 0
-        self._tail = TopicTail(source, kafka_topic, partitions, self._take, read_committed=True)
+        self._tail = TopicTail(
+            source, kafka_topic, partitions, self._take, on_truncated=self._truncated, read_committed=True
+        )
         self._writer = SessionWriter(
             source.transactional_producer(transactional_id(node_id)),
             ownership.may_write,
@@ -134,6 +136,11 @@ class SessionStore:
     def position(self, client_id: str) -> Position:
         """Where the records of the client's session go."""
         return self._kafka_topic, partition_for_key(client_id.encode(), self._partitions)
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits that nobody should add to it: read no more from clients until a transaction is done."""
+        return self._writer.is_full
 
     # Reading a session
 
@@ -258,6 +265,10 @@ class SessionStore:
         except RecordError as error:
             self._counts["unreadable"] += 1
             logger.warning("%s[%d]@%d is skipped: %s", self._kafka_topic, partition, record.offset, error)
+
+    def _truncated(self, partition: int) -> None:
+        """The Kafka topic was made anew: what was known of the partition is gone."""
+        self.view.discard(lambda client_id: self.position(client_id)[1] == partition)
 
     def _take_marker(self, key: bytes, value: bytes | None) -> None:
         if key == self._marker_key and value is not None and value.startswith(self._marker_prefix):

@@ -9,6 +9,7 @@ Of older epochs only the keys are remembered, until their tombstones come: the n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from sys import intern
 
@@ -74,6 +75,16 @@ class SessionView:
             self._delete(client_id, held, epoch, kind)
         else:
             self._put(client_id, held, epoch, kind, value, outline)
+
+    def discard(self, is_gone: Callable[[str], bool]) -> None:
+        """Drop all that is known of the clients that ``is_gone`` names: their part of the log is gone."""
+        for client_id in [each for each in self._sessions if is_gone(each)]:
+            self._bytes -= sum(map(len, self._sessions.pop(client_id).records.values()))
+        for client_id in [each for each in self._pending if is_gone(each)]:
+            for session in self._pending.pop(client_id).values():
+                self._bytes -= sum(map(len, session.records.values()))
+        for client_id in [each for each in self._older if is_gone(each)]:
+            del self._older[client_id]
 
     # Asking
 

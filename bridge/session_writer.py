@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_RECORDS_MAX = 2_000  # completing one holds the loop for about 2 ms
 BATCH_BYTES_MAX = 1024 * 1024
+BUFFER_BYTES_MAX = 64 * 1024 * 1024  # what an edge keeps while Kafka does not answer
 UNKNOWN_AFTER_S = 30.0  # design section 5
 TICK_S = 0.5  # how often the age of what waits is looked at
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
@@ -202,9 +203,9 @@ class SessionWriter:
             await self._settled.wait()
 
     @property
-    def waiting_bytes(self) -> int:
-        """What waits for a transaction."""
-        return self._waiting_bytes
+    def is_full(self) -> bool:
+        """So much waits that nobody should add to it. Nothing is refused: who answers to a client decides."""
+        return self._waiting_bytes >= BUFFER_BYTES_MAX
 
     def statistics(self) -> dict[str, int]:
         return {

@@ -380,6 +380,33 @@ async def test_records_that_cannot_be_read_are_passed_over(log: CountingLog, one
     assert one.store.view.connected_on("one") == []
 
 
+async def test_a_kafka_topic_that_was_made_anew_has_no_sessions(log: CountingLog, one: SessionNode) -> None:
+    epoch, _ = await one.open(C)
+    position = one.store.position(C)
+    log.truncate(*position, (await log.end_offsets({position}))[position] + 10)
+    await until(lambda: C not in one.store.view, "the session is still there")
+    one.received(C, epoch, 1)
+    await one.sink.wait(1)
+    assert await one.store.load(C) is None
+
+
+async def test_what_waits_is_bounded_by_who_asks(
+    log: CountingLog, one: SessionNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch, _ = await one.open(C)
+    monkeypatch.setattr("bridge.session_writer.BUFFER_BYTES_MAX", 500)
+    log.hold_commits()
+    one.received(C, epoch, 1)
+    await until(lambda: one.store.statistics()["writer_in_hand"] == 1, "nothing is under way")
+    assert not one.store.is_full
+    for packet_id in range(2, 8):
+        one.received(C, epoch, packet_id)
+    assert one.store.is_full
+    log.release_commits()
+    await one.sink.wait(7)
+    assert not one.store.is_full
+
+
 async def test_a_log_that_cannot_be_read_is_told(log: CountingLog) -> None:
     log.put(SESSIONS, 0, b"c\x009\x00s", b"?")
     log.pause()

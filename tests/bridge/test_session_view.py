@@ -152,6 +152,15 @@ def test_the_sessions_of_a_dead_node_are_found() -> None:
     assert view.connected_on("a", except_incarnation="2") == ["one"]
 
 
+def test_a_partition_that_is_gone_is_forgotten_whole() -> None:
+    view = apply(SessionView(), state_record(1, OFFLINE), state_record(2, OFFLINE), incoming_record("c", 5, 1))
+    apply(view, state_record(7, replace(OFFLINE, client_id="other")))
+    view.discard(lambda client_id: client_id == "c")
+    assert (view.get("c"), view.stale_keys("c", 9), len(view)) == (None, [], 1)
+    view.discard(lambda client_id: True)
+    assert (view.statistics()["bytes"], view.due(10**9)) == (0, [])
+
+
 # Against a model
 
 
