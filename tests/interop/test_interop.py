@@ -19,6 +19,7 @@ PIP = ("{python}", "-m", "pip", "install", "--quiet", "--no-deps", "--only-binar
 NPM = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 GO = ("go", "build", "-o", "bin/", "./paho5", "./paho311")
 MAVEN = ("mvn", "-q", "-B", "compiler:compile", "dependency:copy-dependencies", "-DoutputDirectory=lib")
+CARGO = ("cargo", "install", "--quiet", "--locked", "--debug", "--path=.", "--root=.", "--target-dir=../rust-target")
 JAVA = ("java", "-Xmx256m", "-cp", "target/classes:lib/*", "Interop")
 PYTHON = ("python", (*PIP, "--target=lib", "-r", "requirements.txt"))
 
@@ -55,6 +56,7 @@ CLIENTS = {
     "mqttjs": Client(Program("node", NPM, ("node", "interop.mjs")), (3, 4, 5), ("node", "npm")),
     "paho.golang": Client(Program("go", GO, ("bin/paho5",)), (5,), ("go",)),
     "paho.mqtt.golang": Client(Program("go", GO, ("bin/paho311",)), (4,), ("go",)),
+    "rumqttc": Client(Program("rust", CARGO, ("bin/interop",)), (4, 5), ("cargo",)),
     "hivemq": Client(Program("java", MAVEN, JAVA), (4, 5), ("javac", "mvn")),
 }
 CHECKS = [

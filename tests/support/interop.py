@@ -1,4 +1,4 @@
-"""Servers and client programs for tests/interop: two edges or one mosquitto behind the same addresses, builds, results."""
+"""Servers and client programs for tests/interop: two edges or one mosquitto, builds in a cache, results."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ SOURCES = Path(__file__).resolve().parent.parent / "interop"
 BUILD_TIMEOUT_S = 600.0  # the first one on a machine: packages are fetched and compiled
 RUN_TIMEOUT_S = 240.0
 READY_TIMEOUT_S = 60.0
+HEADWATER = (sys.executable, "-m", "edge.cli.app")
+NOT_SOURCES = {"__pycache__", "node_modules", "target"}  # of somebody who tried a program by hand
 STOP_TIMEOUT_S = 30.0
 WINDOW = 100  # messages that a client may have unacknowledged: more than any check sends
 MOSQUITTO_WINDOW = 20  # at 21 of QoS 2 it closes, in version 3.1.1, too, where no client can know
@@ -169,6 +171,8 @@ def mosquitto_servers(folder: Path) -> Iterator[Servers]:
 def edge_servers(folder: Path, bootstrap: str) -> Iterator[Servers]:
     """Two real edges on a real Kafka, each with TCP, TLS and WebSocket."""
     made = make_certificate(folder)
+    apply = [*HEADWATER, "topics", "apply", "--dev", "--kafka", bootstrap]
+    subprocess.run(apply, check=True, timeout=READY_TIMEOUT_S, stdout=subprocess.DEVNULL)
     tls_ports = [free_port(), free_port()]
     with ExitStack() as stack:
         a, b = (
@@ -190,7 +194,7 @@ def _edge(folder: Path, node_id: str, bootstrap: str, made: Certificate, tls_por
         "http": {"port": 0},
     }
     log = folder / f"{node_id}.log"
-    command = [sys.executable, "-m", "edge.cli.app", "edge", "--config", "-", "--json"]
+    command = [*HEADWATER, "edge", "--config", "-", "--json"]
     with _process(command, log, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -246,7 +250,7 @@ def cache_folder() -> Path:
 def built(program: Program) -> Path:
     """The folder of a build of the program's sources as they are; made once, in the user's cache."""
     sources = SOURCES / program.folder
-    files = sorted(path for path in sources.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = [path for path in sorted(sources.rglob("*")) if path.is_file() and not NOT_SOURCES & set(path.parts)]
     digest = hashlib.sha256(repr((program.build, sys.version_info[:2])).encode())
     for path in files:
         digest.update(f"{path.relative_to(sources)}\0".encode() + path.read_bytes() + b"\0")
@@ -263,7 +267,7 @@ def _build(program: Program, sources: Path, target: Path) -> None:
     """Copy and build beside `target`; it gets its name only when all of it is there."""
     making = target.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
-    shutil.copytree(sources, making, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(sources, making, ignore=shutil.ignore_patterns(*NOT_SOURCES))
     command = [part.replace("{python}", sys.executable) for part in program.build]
     ran = subprocess.run(
         command, cwd=making, timeout=BUILD_TIMEOUT_S, env=_environment(), stdin=subprocess.DEVNULL, **_CAPTURED

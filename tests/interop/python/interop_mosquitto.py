@@ -35,7 +35,8 @@ from checks import (
 ARGS = arguments()
 A, B = ("-h", ARGS.host_a, "-p", str(ARGS.port_a)), ("-h", ARGS.host_b, "-p", str(ARGS.port_b))
 TLS = ("-h", ARGS.host_a, "-p", str(ARGS.tls_port), "--cafile", str(ARGS.ca))
-LINES = [f"{number}: naïve Grüße, {number:04x}" for number in range(COUNT)]
+# mosquitto 2.0.11 may send the 21st of QoS 2 too early to its own client, which closes then: Receive Maximum 20
+LINES = [f"{number}: naïve Grüße, {number:04x}" for number in range(min(COUNT, ARGS.window))]
 FORMAT = '{"name": "%t", "qos": %q, "retain": %r, "hex": "%x"}'
 PROPERTIES = " ".join(f"{name}=<%{letter}>" for name, letter in zip("FECRDPS", "FECRDPS", strict=True))
 
@@ -241,19 +242,18 @@ def v5_properties(version: int, prefix: str) -> None:
 def session(version: int, prefix: str) -> None:
     names = {qos: f"{prefix}/session/{qos}" for qos in (1, 2)}
     lasting = ["-i", new_id(), "-c", *(["-x", "300"] if version == 5 else [])]
-    lines = LINES[: ARGS.window]  # mosquitto 2.0 sends 21 of QoS 2 at once on return, and its own client closes
     for qos, name in names.items():
         with Subscriber(B, version, *lasting, "-t", name, "-q", str(qos), "-E") as first:
             first.subscribed(qos)
             first.end()
     for qos, name in names.items():
-        publish(A, version, name, "-q", str(qos), lines=lines)
+        publish(A, version, name, "-q", str(qos), lines=LINES)
     other = f"{prefix}/session/nothing"  # it always subscribes to something: the two are the session's
-    with Subscriber(A, version, *lasting, "-t", other, "-q", "0", "-C", str(2 * len(lines))) as reader:
-        got = [reader.get() for _ in range(2 * len(lines))]
+    with Subscriber(A, version, *lasting, "-t", other, "-q", "0", "-C", str(2 * len(LINES))) as reader:
+        got = [reader.get() for _ in range(2 * len(LINES))]
         for qos, name in names.items():
             mine = [(each.payload, each.qos) for each in got if each.topic_name == name]
-            expect_equal(mine, [(line.encode(), qos) for line in lines], f"offline messages of QoS {qos}")
+            expect_equal(mine, [(line.encode(), qos) for line in LINES], f"offline messages of QoS {qos}")
         reader.end()
     publish(A, version, other, "-i", lasting[1], "-m", "a clean start ends the session")
 

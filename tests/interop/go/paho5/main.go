@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strings"
 
 	"github.com/eclipse/paho.golang/autopaho"
 	"github.com/eclipse/paho.golang/paho"
@@ -19,6 +20,7 @@ const expiry = 300
 type link struct {
 	manager        *autopaho.ConnectionManager
 	sessionPresent bool
+	hasShared      bool
 	below          net.Conn
 }
 
@@ -40,6 +42,7 @@ func dial(o checks.Options) (checks.Link, error) {
 		ConnectTimeout:                checks.Wait,
 		OnConnectionUp: func(_ *autopaho.ConnectionManager, connack *paho.Connack) {
 			made.sessionPresent = connack.SessionPresent
+			made.hasShared = connack.Properties == nil || connack.Properties.SharedSubAvailable
 		},
 		OnConnectionDown: func() bool { return false }, // a lost connection is lost
 		ClientConfig: paho.ClientConfig{
@@ -130,6 +133,9 @@ func packet(m checks.Message) *paho.Publish {
 func (l *link) SessionPresent() bool { return l.sessionPresent }
 
 func (l *link) Subscribe(topicFilter string, qos byte, subscriptionID int) (byte, error) {
+	if strings.HasPrefix(topicFilter, "$share/") && !l.hasShared { // the library would not even ask
+		return 0x9E, nil
+	}
 	ctx, cancel := bounded()
 	defer cancel()
 	asked := &paho.Subscribe{Subscriptions: []paho.SubscribeOptions{{Topic: topicFilter, QoS: qos}}}
