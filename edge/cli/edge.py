@@ -21,6 +21,7 @@ from edge.cli.children import Child
 from edge.cli.console import JsonOption, output, print_json
 from edge.cli.kafka_options import client_options
 from edge.node.config import EdgeConfig, load_config, make_config
+from edge.node.listeners import address_text
 from edge.node.node import EdgeNode
 from schemas.errors import ConfigurationError
 
@@ -160,8 +161,8 @@ def _end_with(descriptor: int, end: Callable[[], None]) -> None:
 
 
 def _announce(node: EdgeNode, as_json: bool) -> None:
-    mqtt = [f"{host}:{port}" for host, port in node.mqtt_addresses]
-    http = ":".join(str(part) for part in node.http_address) if node.http_address else None
+    mqtt = [address_text(address) for address in node.mqtt_addresses]
+    http = address_text(node.http_address) if node.http_address else None
     if as_json:
         print_json(
             {

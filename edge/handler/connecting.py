@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge.access.authentication import AuthenticatorUnavailable
 from edge.access.principal import Credentials, Principal, principal_from_certificate
+from edge.handler.enhanced import step_authentication
 from edge.handler.opening import Opened, open_session
 from edge.wire import Connect, ReasonCode
 
@@ -22,7 +23,8 @@ async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_
     """Accept or refuse one CONNECT.
 
     1. the node is ready, the CONNECT's turn has come, no ban: else 0x88, 0x9F, 0x8A
-    2. `Authenticator.authenticate`: else 0x86 (0x88 when nobody can say)
+    2. `Authenticator.authenticate`: else 0x86 (0x88 when nobody can say); where CONNECT names an Authentication Method,
+       `step_authentication` instead, until it is done: else 0x87
     3. the will's topic name may be published to: else 0x87
     4. a session of the same client id belongs to the same principal: else 0x87
     5. `open_session`: this connection becomes the session's owner, an older one is told 0x8E [MQTT5-3.1.4-3]
@@ -35,15 +37,24 @@ async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_
     if refusal is not None:
         handler.refuse(*refusal)
         return
+    if handler.engine.authentication is not None:
+        await step_authentication(handler, connect.properties.authentication_data, begins=True)
+        return
     try:
         principal = await services.access.authenticator.authenticate(credentials)
     except AuthenticatorUnavailable:
         handler.refuse(ReasonCode.SERVER_UNAVAILABLE, "the authenticator does not answer; try again")
         return
     if principal is None:
-        _count_failure(services, credentials)
+        count_failure(services, client_id, handler.peer, connect.user_name or "")
         handler.refuse(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong")
         return
+    await enter(handler, connect, principal)
+
+
+async def enter(handler: EdgeProtocolHandler, connect: Connect, principal: Principal) -> None:
+    """The client has shown who it is: steps 3 to 6."""
+    services = handler.services
     refusal = _authorised(services, principal, connect)
     if refusal is not None:
         handler.refuse(*refusal)
@@ -102,6 +113,7 @@ def _authorised(services: EdgeServices, principal: Principal, connect: Connect) 
     return None
 
 
-def _count_failure(services: EdgeServices, credentials: Credentials) -> None:
-    blocked = services.access.failures.failed(credentials.peer, services.loop.time())
-    services.event("denied", credentials.client_id, action="connect", user=credentials.user_name or "", blocked=blocked)
+def count_failure(services: EdgeServices, client_id: str, peer: str, user: str) -> None:
+    """Hold a failed authentication against its address."""
+    blocked = services.access.failures.failed(peer, services.loop.time())
+    services.event("denied", client_id, action="connect", user=user, blocked=blocked)

@@ -23,6 +23,7 @@ from bridge.delivery import Delivery
 from bridge.log import LogError, Position, RecordRefused
 from bridge.session_store import SessionLost
 from bridge.subscriptions import Grant
+from edge.access.enhanced import EnhancedExchange, Step
 from edge.access.limits import Ticket
 from edge.access.principal import Principal
 from edge.handler import subscribing
@@ -30,11 +31,13 @@ from edge.handler.amqtt_session import EdgeSession
 from edge.handler.connecting import connect_client
 from edge.handler.durable import DurableSession
 from edge.handler.ending import abandon_session, end_session
+from edge.handler.enhanced import step_authentication
 from edge.handler.opening import Opened, resend_by_position, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
 from edge.handler.targets import resolve_target
+from edge.session.authenticating import StepAuthentication
 from edge.session.effects import (
     AppendExactlyOnce,
     AppendRecord,
@@ -91,6 +94,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._expiry: asyncio.TimerHandle | None = None
         self._is_dirty = False
         self._closing = False
+        self.exchange: EnhancedExchange | None = None  # of an authentication under way
         self.retaining: Retaining | None = None  # what new subscriptions are still due
         self.behind: set[Position] | None = None  # partitions that are read again for this client
         self.durable: DurableSession | None = None  # from CONNACK to the end of the connection
@@ -286,14 +290,32 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         services.clients[principal.client_id] = self
         if services.plugins is not None:
             self.attach(EdgeSession(self.engine.connect, principal), None, None)
-        if principal.expires_at is not None:
-            left_s = max(0.0, principal.expires_at - self.connected_at_ms / 1000)
-            self._expiry = self._loop.call_later(
-                left_s, self.disconnect, ReasonCode.NOT_AUTHORIZED, "the token expired"
-            )
+        self._end_at(principal.expires_at)
         services.event("connected", principal.client_id, peer=self.peer, user=principal.name)
         self._pump()
         self._arm()  # a keep alive may be due before the CONNECT would have been
+
+    def authentication_stepped(self, step: Step) -> bool:
+        """The mechanism's answer goes to the client; True: it is known, and its CONNACK comes next."""
+        is_known = self.engine.authentication_stepped(step)
+        self._pump()
+        return is_known
+
+    def reauthenticated(self, principal: Principal) -> None:
+        """The client has shown again who it is; its rights are resolved anew."""
+        self.principal = principal
+        self._end_at(principal.expires_at)
+        self.rights_changed()
+
+    def _end_at(self, expires_at: float | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if expires_at is not None:
+            left_s = max(0.0, expires_at - self.services.wall_ms() / 1000)
+            self._expiry = self._loop.call_later(
+                left_s, self.disconnect, ReasonCode.NOT_AUTHORIZED, "the token expired"
+            )
 
     def refuse(self, reason_code: ReasonCode, reason: str) -> None:
         """CONNECT is refused."""
@@ -364,6 +386,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     async def handle_connect(self, connect: Any) -> None:
         """Extension point: a CONNECT that is well-formed; accepts or refuses it."""
         await connect_client(self, connect, self.engine.client_id)
+
+    async def handle_auth(self, step: Any) -> None:
+        """Extension point: AUTH."""
+        await step_authentication(self, step.data, step.begins)
 
     async def handle_subscribe(self, subscribe: Any) -> None:
         """Extension point: SUBSCRIBE; answers SUBACK when the positions are known."""
@@ -454,6 +480,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             append_retained(self, effect)
         elif isinstance(effect, Authenticate):
             self._spawn(self.handle_connect, effect.connect)
+        elif isinstance(effect, StepAuthentication):
+            self._spawn(self.handle_auth, effect)
         elif isinstance(effect, OpenSubscriptions):
             self._spawn(self.handle_subscribe, effect.packet)
         elif isinstance(effect, CloseSubscriptions):

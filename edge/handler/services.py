@@ -21,6 +21,7 @@ from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.access.acl import Authorizer
 from edge.access.authentication import Authenticator
 from edge.access.bans import BanList
+from edge.access.enhanced import EnhancedAuthenticator
 from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
 from edge.session.connect import Capabilities
 
@@ -39,6 +40,7 @@ class Access:
     failures: FailureTracker
     flapping: FlappingTracker
     bans: BanList
+    enhanced: EnhancedAuthenticator | None = None
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ def build_access(config: EdgeConfig, limits: Limits) -> Access:
         failures=failures,
         flapping=FlappingTracker(limits),
         bans=BanList(),
+        enhanced=enhanced_authenticator(config),
     )
 
 

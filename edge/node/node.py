@@ -31,7 +31,7 @@ from edge.handler.services import EdgeServices
 from edge.node.access import build_access
 from edge.node.config import EdgeConfig
 from edge.node.http import start_http
-from edge.node.listeners import Listener, bound_address, open_listener
+from edge.node.listeners import Listener, address_text, bound_address, open_listener
 from edge.node.statistics import node_statistics
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
@@ -95,6 +95,8 @@ class EdgeNode:
             await self._membership.leave()
         if self.services is not _NOT_STARTED:
             await self.services.access.authenticator.stop()
+            if self.services.access.enhanced is not None:
+                await self.services.access.enhanced.stop()
             if self.services.pacer is not None:
                 self.services.pacer.stop()
             await self._end_sessions()
@@ -127,8 +129,8 @@ class EdgeNode:
     def heartbeat(self) -> NodeHeartbeat:
         """What this node says of itself every 2 s."""
         services = self.services
-        mqtt = self.config.advertised_mqtt or _joined(self.mqtt_addresses[0] if self._servers else None)
-        http = self.config.advertised_http or _joined(self.http_address)
+        mqtt = self.config.advertised_mqtt or (address_text(self.mqtt_addresses[0]) if self._servers else "")
+        http = self.config.advertised_http or (address_text(self.http_address) if self.http_address else "")
         return NodeHeartbeat(
             node_id=self.config.node_id,
             incarnation=self._incarnation,
@@ -152,13 +154,16 @@ class EdgeNode:
         config = self.config
         self.services = services = self._build_services()
         await services.access.authenticator.start()
+        if services.access.enhanced is not None:
+            await services.access.enhanced.start()
         await services.deliverer.start()
         await services.ownership.start()
         await services.sessions.start()
         if services.capabilities.retain_available:
             await self._start_retained(services)
         self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
-        self._servers = [await open_listener(services, listener, config.reuse_port) for listener in config.listeners]
+        for listener in config.listeners:
+            self._servers.append(await open_listener(services, listener, config.reuse_port))
         if config.http is not None:
             self._http = await start_http(services, config.http, config.reuse_port)
         await self._membership.start()
@@ -188,13 +193,19 @@ class EdgeNode:
             on_lost=self._session_lost,
             is_replaced=self._is_replaced,
         )
+        access = build_access(config, limits)
         events = EventLog(publisher.append, config.node_id)
         return EdgeServices(
             node_id=config.node_id,
             loop=loop,
             limits=limits,
-            capabilities=Capabilities(qos_max=2, retain_available=True, session_expiry_s_max=SESSION_EXPIRY_S_MAX),
-            access=build_access(config, limits),
+            capabilities=Capabilities(
+                qos_max=2,
+                retain_available=True,
+                session_expiry_s_max=SESSION_EXPIRY_S_MAX,
+                authentication_methods=access.enhanced.methods if access.enhanced is not None else frozenset(),
+            ),
+            access=access,
             routes=routes,
             table=table,
             publisher=publisher,
@@ -359,10 +370,6 @@ class EdgeNode:
 
 def _consumed(deliverer: Deliverer) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted((*position, at) for position, at in deliverer.positions().items()))
-
-
-def _joined(address: tuple[str, int] | None) -> str:
-    return f"{address[0]}:{address[1]}" if address is not None else ""
 
 
 _NOT_STARTED: Any = object()

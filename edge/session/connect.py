@@ -17,6 +17,7 @@ class Capabilities:
     retain_available: bool = False
     shared_subscription_available: bool = False
     session_expiry_s_max: int = 0  # how long a session may outlive its connection; 0: not at all
+    authentication_methods: frozenset[str] = frozenset()  # of enhanced authentication
     response_prefix: str = "responses/"  # of the Response Information; the client id follows
 
 
@@ -108,9 +109,10 @@ def _refusal(connect: Connect, limits: Limits, capabilities: Capabilities) -> Re
         return Refusal(
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, f"the client id is longer than {limits.client_id_bytes_max} bytes"
         )
-    if connect.properties.authentication_method is not None:
+    method = connect.properties.authentication_method
+    if method is not None and method not in capabilities.authentication_methods:
         # [MQTT5-4.12.0-1]
-        return Refusal(ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not available on this edge")
+        return Refusal(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not available on this edge")
     will = connect.will
     if will is None:
         return None

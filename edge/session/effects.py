@@ -3,6 +3,7 @@
 | effect | completion on `SessionEngine` |
 |---|---|
 | `Authenticate` | `accept` or `refuse` |
+| `StepAuthentication` | `authentication_stepped` |
 | `AppendRecord`, `AppendRetained` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
 | `AppendExactlyOnce` | `exactly_once_appended` or `exactly_once_refused` |
 | `ForgetReceived`, `StoreOutgoing`, `StoreReleased` | `received_forgotten`, `outgoing_stored`, `release_stored` |
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from bridge.delivery import Delivery
 from bridge.partitioning import Destination
+from edge.session.authenticating import StepAuthentication
 from edge.wire import Connect, Subscribe, Unsubscribe, Will
 
 RecordHeaders = Sequence[tuple[str, bytes]]
@@ -155,6 +157,7 @@ Effect = (
     | StoreReleased
     | StoreDone
     | Authenticate
+    | StepAuthentication
     | OpenSubscriptions
     | CloseSubscriptions
     | PublishWill

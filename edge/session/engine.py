@@ -9,7 +9,9 @@ from collections.abc import Callable
 from bridge.delivery import Delivery
 from bridge.log import Position
 from bridge.subscriptions import Grant
+from edge.access.enhanced import Step
 from edge.access.limits import ClientRate, Limits
+from edge.session.authenticating import Authentication, Denied, check_before_connack, received_auth
 from edge.session.connect import MQTT_5, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
     AppendExactlyOnce,
@@ -35,6 +37,7 @@ from edge.session.publish_headers import record_headers
 from edge.session.resuming import InFlight, Resuming
 from edge.session.transitions import ConnectionEvent, ConnectionState, next_state
 from edge.wire import (
+    Auth,
     Connack,
     Connect,
     Disconnect,
@@ -92,6 +95,7 @@ class SessionEngine:
         "_rate",
         "_read_again_at",
         "_writable",
+        "authentication",
         "client_id",
         "connect",
         "effects",
@@ -138,6 +142,7 @@ class SessionEngine:
         self.protocol_version = 4
         self.client_id = ""
         self.connect: Connect | None = None
+        self.authentication: Authentication | None = None  # where CONNECT named a method
         self.negotiated: Negotiated | None = None
         self.incoming: Incoming | None = None
         self.flows: IncomingFlows | None = None  # QoS 2 on its way in
@@ -215,6 +220,8 @@ class SessionEngine:
         self.session_expiry_s = self.negotiated.session_expiry_s
         self.is_durable = self.session_expiry_s > 0
         answer = connack(self.negotiated, self._limits, self._capabilities, session_present)
+        if self.authentication is not None:
+            self.authentication.connected(answer.properties)
         if not self._send(answer):  # no CONNACK fits: the client would wait for ever
             self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
             self._close("CONNACK is larger than the client's Maximum Packet Size")
@@ -229,6 +236,20 @@ class SessionEngine:
         if resuming is not None:
             self._opened_outgoing().resume(resuming)
         self._release_held(now)
+
+    def authentication_stepped(self, step: Step) -> bool:
+        """The mechanism's answer; True: the client is known, and `accept` or `refuse` comes next."""
+        authentication = self.authentication
+        if self.state is ConnectionState.CLOSED:
+            return False
+        assert authentication is not None
+        answer = authentication.stepped(step)
+        if isinstance(answer, Auth) and not self._send(answer):  # [MQTT5-3.1.2-24]
+            answer = Denied(ReasonCode.PACKET_TOO_LARGE, "AUTH is larger than the client's Maximum Packet Size")
+        if isinstance(answer, Denied):
+            end = self.disconnect if self.state is ConnectionState.CONNECTED else self.refuse
+            end(answer.reason_code, answer.reason)
+        return answer is None
 
     def refuse(self, reason_code: ReasonCode, reason: str) -> None:
         """CONNACK with an error, then close [MQTT5-3.2.2-7] [MQTT311-3.2.2-5]."""
@@ -451,6 +472,12 @@ class SessionEngine:
             self._on_connect(packet)
         elif self.state is ConnectionState.AWAITING_CONNECT:
             raise ProtocolError("the first packet must be CONNECT", "MQTT5-3.1.0-1")  # [MQTT311-3.1.0-1]
+        elif isinstance(packet, Auth):
+            self.effects.append(received_auth(self.authentication, packet))
+        elif self.authentication is not None and self.state is ConnectionState.AUTHENTICATING:
+            check_before_connack(packet)
+            self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
+            self._close("DISCONNECT before CONNACK")
         elif self.state is ConnectionState.AUTHENTICATING or (
             self._held is not None and isinstance(packet, Publish | Subscribe | Unsubscribe | Disconnect)
         ):
@@ -492,6 +519,8 @@ class SessionEngine:
         self.client_id = negotiated.client_id
         self.state = next_state(self.state, ConnectionEvent.CONNECT_RECEIVED)
         self._held = []
+        if packet.properties.authentication_method is not None:
+            self.authentication = Authentication(packet.properties.authentication_method)
         self.effects.append(Authenticate(packet, negotiated.client_id))
 
     def _on_publish(self, packet: Publish) -> None:
@@ -655,7 +684,8 @@ class SessionEngine:
             second = isinstance(violation, UnsupportedProtocolVersion)
             self._say_goodbye(True, ReasonCode.PROTOCOL_ERROR if second else violation.reason_code, str(violation))
             return
-        if before is ConnectionState.AWAITING_CONNECT and _may_be_told(violation, version):
+        waits = before is ConnectionState.AWAITING_CONNECT or self.authentication is not None  # for its CONNACK
+        if waits and _may_be_told(violation, version):
             self.out.append(encode(Connack(reason_code=violation.reason_code), version or 4))
         self._close(str(violation))
 

@@ -44,6 +44,7 @@ TRANSITIONS: Mapping[ConnectionState, Mapping[ConnectionEvent, ConnectionState]]
     _S.AUTHENTICATING: {
         _E.ACCEPTED: _S.CONNECTED,  # [MQTT5-3.1.4-5] [MQTT311-3.1.4-4]
         _E.REFUSED: _S.CLOSED,  # [MQTT5-3.2.2-7] [MQTT311-3.2.2-5]
+        _E.DISCONNECT_RECEIVED: _S.CLOSED,  # within enhanced authentication [MQTT5-3.1.2-30]
         _E.VIOLATION: _S.CLOSED,
         _E.CONNECT_TIMEOUT: _S.CLOSED,
         _E.SERVER_DISCONNECT: _S.CLOSED,

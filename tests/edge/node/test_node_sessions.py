@@ -1,4 +1,4 @@
-"""Sessions that outlive their connection, on edges that share one log in memory: QoS 2, resumption, take-over, wills."""
+"""Sessions that outlive their connection, on edges that share a log: QoS 2, resumption, take-over, wills."""
 
 from __future__ import annotations
 
@@ -220,7 +220,11 @@ async def test_another_user_does_not_get_the_session(tmp_path: Any) -> None:
 
     users = tmp_path / "users"
     users.write_text("".join(f"{name}:{hash_password('secret')}\n" for name in ("ann", "bob")))
-    table = {"dev": False, "authentication": {"password_file": str(users)}, "acl": ({"permit": "allow", "action": "all", "filter": "#"},)}
+    table = {
+        "dev": False,
+        "authentication": {"password_file": str(users)},
+        "acl": ({"permit": "allow", "action": "all", "filter": "#"},),
+    }
     async with two_edges(**table) as (a, b):
         async with client(a, "s", user_name="ann", password=b"secret") as (_, connack):
             assert connack.reason_code is ReasonCode.SUCCESS
