@@ -39,8 +39,6 @@ class Limits:
     # Flow
     receive_maximum_in: int = 100  # unacknowledged QoS 1/2 publishes of one client: 100 MB of packets at worst
     receive_maximum_out: int = 32  # in flight to one client; what a 3.1.1 client, which cannot say, is given
-    qos2_inbound_max: int = 100  # identifiers between PUBREC and PUBREL, kept in the durable session
-    qos2_inbound_s: int = 300  # a PUBREL later than this finds its identifier gone (0x92): state is not kept for ever
     topic_alias_maximum: int = 16  # 16 names of 1 KiB per connection
     buffer_messages_max: int = 1_000  # waiting for one client; beyond it QoS 0 drops and QoS 1/2 re-reads the log
     buffer_bytes_max: int = 1024 * 1024  # the same in bytes: 1,000 slow clients cost 1 GiB and no more

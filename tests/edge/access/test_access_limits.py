@@ -44,8 +44,6 @@ PROMISED = {
     "subscriptions_per_client_max": 1_000,
     "receive_maximum_in": 100,
     "receive_maximum_out": 32,
-    "qos2_inbound_max": 100,
-    "qos2_inbound_s": 300,
     "topic_alias_maximum": 16,
     "retained_messages_max": 1_000_000,
     "retained_bytes_max": 512 * 1024 * 1024,
