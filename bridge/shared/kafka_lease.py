@@ -38,7 +38,7 @@ SESSION_TIMEOUT_S = 6.0  # Kafka's own minimum: how long the partitions of a nod
 REBALANCE_TIMEOUT_S = 5.0  # how long the others wait for a node that does not join again
 HEARTBEAT_S = 1.0  # how soon a node hears of a rebalance
 REWEIGH_AFTER_S = 3.0  # members come and go: the others hear of it together
-REWEIGH_RATIO = 0.2  # a smaller difference moves no partition worth the rebalance
+REWEIGH_RATIO = 0.1  # a smaller difference moves no partition worth the rebalance
 SETTLE_S = 4.0  # giving up and taking over partitions, before the next round; shorter than REBALANCE_TIMEOUT_S
 LEAVE_S = 2.0
 RETRY_S = 0.1
@@ -69,7 +69,7 @@ class KafkaLeases:
         answer = await self._connection.ask_coordinator(
             group_id, "deletion", DeleteGroupsRequest([group_id]), _deletion_codes
         )
-        return all(code != _NON_EMPTY_GROUP for _, code in answer.results)
+        return all(not code for _, code in answer.results)
 
 
 class KafkaLease:

@@ -91,7 +91,7 @@ class Leases(Protocol):
         ...
 
     async def delete(self, group_id: str) -> bool:
-        """Delete the group with its low-water marks; False: it has members, so it stays.
+        """Delete the group with its low-water marks; False: it has members, so it stays, or there is none.
 
         Raises:
             LogUnavailable: perhaps deleted, perhaps not.

@@ -1,17 +1,22 @@
 """One shared subscription on one node with its lease: joins the pure group to Kafka's.
 
-1. `start`: the node joins the group. 2. `gained`: what has no low-water mark yet gets one, the partition's end as of
-now, stored before anything else happens; then the reader feeds the group. 3. `ready` resolves when every partition of
-the filter has a stored mark, by whatever node: nothing that is published from then on is missed. 4. `commit` stores
-low-water marks, regularly. 5. `revoked`: what is out is awaited for a moment, the marks are stored, the partition is
-given up. `lost`: it is given up at once. 6. `close`: the same for everything, and the node leaves.
+1. `start`: what an earlier life of the subscription left behind is deleted, and the node joins the group.
+2. `gained`: what has no low-water mark yet gets one, the partition's end as of now, stored before anything else happens;
+   then the reader feeds the group.
+3. `ready` resolves when every partition of the filter has a stored mark, by whatever node: nothing that is published
+   from then on is missed.
+4. `commit` stores low-water marks, regularly.
+5. `revoked`: what is out is awaited for a moment, the marks are stored, the partitions are given up. `lost`: they are
+   given up at once.
+6. `close`: the same for everything, and the node leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from bridge.log import Log, LogError, LogUnavailable, Position
 from bridge.shared.group import ShareGroup
@@ -35,6 +40,7 @@ class Share:
         lease: Lease,
         strategy: Strategy,
         *,
+        prepare: Callable[[], Coroutine[Any, Any, None]],
         on_hungry: Callable[[], None],
         clock_ms: Callable[[], int],
     ) -> None:
@@ -45,14 +51,16 @@ class Share:
         self.group = ShareGroup(
             share_filter, strategy, is_leased=lease.is_valid, on_hungry=on_hungry, clock_ms=clock_ms
         )
+        self._prepare = prepare
         self._on_hungry = on_hungry
         self._committed: dict[Position, int] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starting: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
         self._counts = dict.fromkeys(("rebalances", "losses", "commits", "commit_errors"), 0)
 
     def start(self) -> None:
-        self._lease.start(self, self._weight)
+        self._starting = asyncio.get_running_loop().create_task(self._start(), name="headwater-share-start")
 
     async def ready(self) -> None:
         """Until nothing can be missed any more.
@@ -72,8 +80,9 @@ class Share:
     async def close(self) -> None:
         """Give everything up and leave the group."""
         await self.revoked(frozenset(self.group.positions))
-        if self._readying is not None:
-            self._readying.cancel()
+        for task in (self._starting, self._readying):
+            if task is not None:
+                task.cancel()
         await self._lease.leave()
         if not self._ready.done():
             self._ready.set_exception(LogUnavailable(f"{self.share_filter} was closed"))
@@ -123,6 +132,10 @@ class Share:
     @property
     def _weight(self) -> int:
         return len(self.group.members)
+
+    async def _start(self) -> None:
+        await self._prepare()
+        self._lease.start(self, self._weight)
 
     async def _starts(self, positions: frozenset[Position]) -> dict[Position, int]:
         """The stored marks; a partition without one begins at its end, and that is stored first."""

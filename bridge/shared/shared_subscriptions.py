@@ -42,8 +42,9 @@ class SharedSubscriptions:
         source: where records are read.
         leases: `KafkaLeases`.
         after_batch: runs after each batch of deliveries: an edge flushes its writes there.
-        is_held: whether a session anywhere (an offline one, too) has this shared subscription's filter; asked when the
-            last member on this node has gone, because the Kafka group is deleted with the last session.
+        is_held: whether a stored session, offline or not, has this shared subscription's filter. When none has and no
+            node is in the Kafka group, the group is deleted: with its last member, or, if its last node died, before
+            the next one joins.
         strategy: the strategy's name, by share name and topic filter.
         dead_letter: gets records that cannot be read.
     """
@@ -74,21 +75,21 @@ class SharedSubscriptions:
             source, routes, after_batch, dead_letter or _no_dead_letter, clock_ms=self._clock_ms
         )
         self._shares: dict[str, Share] = {}
-        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._groups_of: dict[ShareMember, set[Share]] = {}  # also those unsubscribed from, until the member is gone
         self._committer: asyncio.Task[None] | None = None
         self._stopped = False
         self._counts = dict.fromkeys(("groups_deleted", "deletion_errors"), 0)
 
     async def stop(self) -> None:
-        """Store the low-water marks and leave all groups; none is deleted. Members should be gone by then."""
+        """Store the low-water marks and leave all groups; those that no session holds any more are deleted."""
         self._stopped = True
         if self._committer is not None:
             self._committer.cancel()
             await asyncio.wait([self._committer])
         for share_filter in list(self._shares):
             self._close(share_filter)
-        await asyncio.gather(*self._closing.values())
+        await asyncio.gather(*self._closing)
         await self._reader.stop()
 
     # What members say
@@ -110,8 +111,6 @@ class SharedSubscriptions:
         Raises:
             LogUnavailable: the subscription was closed meanwhile, or the node is about to stop.
         """
-        while (closing := self._closing.get(share_filter)) is not None:
-            await asyncio.wait([closing])
         if self._stopped:
             raise LogUnavailable("shared subscriptions are stopped")
         topic_filter = shared_filter_of(share_filter).topic_filter
@@ -162,7 +161,11 @@ class SharedSubscriptions:
 
     async def forget(self, share_filter: str) -> None:
         """A session that had the filter has ended or gave it up elsewhere: delete the group if it was the last one."""
-        if share_filter in self._shares or share_filter in self._closing or self._is_held(share_filter):
+        if share_filter not in self._shares:
+            await self._delete_unless_held(share_filter)
+
+    async def _delete_unless_held(self, share_filter: str) -> None:
+        if self._is_held(share_filter):
             return
         try:
             self._counts["groups_deleted"] += await self._leases.delete(group_id_of(share_filter))
@@ -198,6 +201,7 @@ class SharedSubscriptions:
             self._log,
             self._leases.lease(group_id_of(share_filter), partitions),
             self._make_strategy(share_filter),
+            prepare=lambda: self._delete_unless_held(share_filter),
             on_hungry=self._reader.changed,
             clock_ms=self._clock_ms,
         )
@@ -220,7 +224,8 @@ class SharedSubscriptions:
     def _close(self, share_filter: str) -> None:
         share = self._shares.pop(share_filter)
         task = asyncio.get_running_loop().create_task(self._close_share(share), name="headwater-share-close")
-        self._closing[share_filter] = task
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _close_share(self, share: Share) -> None:
         try:
@@ -228,9 +233,7 @@ class SharedSubscriptions:
         except Exception:
             log.exception("%s did not close as it should", share.share_filter)
         self._reader.remove(share.group)
-        del self._closing[share.share_filter]
-        if not self._stopped:
-            await self.forget(share.share_filter)
+        await self.forget(share.share_filter)
 
     async def _commit_regularly(self) -> None:
         while True:

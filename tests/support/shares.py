@@ -165,7 +165,8 @@ class MemoryLeases:
             raise LogUnavailable("no coordinator")
         if self.groups.leases.get(group_id):
             return False
-        self.groups.marks.pop(group_id, None)
+        if self.groups.marks.pop(group_id, None) is None:
+            return False
         self.groups.deleted.append(group_id)
         return True
 

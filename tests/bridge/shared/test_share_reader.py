@@ -10,7 +10,7 @@ from support.logs import turns
 from support.shares import FakeMember, eventually, record
 
 import bridge.shared.reader as reader_module
-from bridge.log import LogUnavailable, Position, Record
+from bridge.log import LogUnavailable, Position, Record, TransactionAborted
 from bridge.memory_log import MemoryLog
 from bridge.partitioning import RouteTable
 from bridge.shared.group import ShareGroup
@@ -165,7 +165,15 @@ async def test_read_committed_and_past_the_marker(bench: Bench) -> None:
     end = (await bench.log.end_offsets({TWIN}))[TWIN]
     assert end > 1, "a marker lies behind it"
     await eventually(lambda: group.low_water() == {TWIN: end})
-    await producer.commit([(TWIN, record("a", b"more", qos=2))])
+    bench.log.fail_next_commit(TransactionAborted("planted"))
+    with pytest.raises(TransactionAborted):
+        await producer.commit([(TWIN, record("a", b"aborted", qos=2))])
+    bench.log.hold_commits()
+    committing = asyncio.ensure_future(producer.commit([(TWIN, record("a", b"more", qos=2))]))
+    await turns(20)
+    assert member.payloads == [b"whole"]
+    bench.log.release_commits()
+    await committing
     await eventually(lambda: member.payloads == [b"whole", b"more"])
     await producer.stop()
 

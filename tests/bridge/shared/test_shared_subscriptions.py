@@ -183,6 +183,43 @@ async def test_the_group_is_deleted_with_the_last_session(world: World) -> None:
     assert other.statistics()["groups_deleted"] == 1
 
 
+async def test_a_node_that_stops_deletes_what_nobody_holds(world: World) -> None:
+    node, held = world.node(), "$share/held/t/#"
+    world.held.add(held)
+    await subscribed(node, FakeMember("a"))
+    await subscribed(node, FakeMember("b"), share_filter=held)
+    await node.stop()
+    assert world.groups.deleted == [GROUP]
+
+
+async def test_what_a_dead_node_left_behind_is_nobodys(world: World) -> None:
+    """Its sessions ended with it: the next subscriber begins anew."""
+    node = world.node()
+    await subscribed(node, FakeMember("a"))
+    await world.crash(node)
+    world.publish(20)
+    other, member = world.node(), FakeMember("b")
+    await subscribed(other, member)
+    sent = world.publish(20)
+    await until_in([member], sent)
+    assert set(member.payloads) == sent
+
+
+async def test_gone_after_it_has_unsubscribed(world: World) -> None:
+    node, member, heir = world.node(), FakeMember("a", acknowledges=False), FakeMember("b")
+    await subscribed(node, member, heir)
+    sent = world.publish(10)
+    await until_in([member, heir], sent)
+    assert node.unsubscribe(member, FILTER)
+    node.member_gone(member)
+    await until_in([heir], sent)
+    assert node.unsubscribe(heir, FILTER)
+    await subscribed(node, member)
+    node.member_gone(heir)
+    assert list(node.groups()) == [FILTER]
+    await until_in([member], world.publish(1))
+
+
 async def test_a_durable_session_that_ends_while_nobody_is_there(world: World) -> None:
     world.held.add(FILTER)
     node, member = world.node(), FakeMember("a")
