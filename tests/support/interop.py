@@ -31,7 +31,13 @@ BUILD_TIMEOUT_S = 600.0  # the first one on a machine: packages are fetched and 
 RUN_TIMEOUT_S = 240.0
 READY_TIMEOUT_S = 60.0
 HEADWATER = (sys.executable, "-m", "edge.cli.app")
-NOT_SOURCES = {"__pycache__", "node_modules", "target"}  # of somebody who tried a program by hand
+NOT_SOURCES = {
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    "node_modules",
+    "target",
+}  # of somebody who tried a program by hand
 STOP_TIMEOUT_S = 30.0
 WINDOW = 100  # messages that a client may have unacknowledged: more than any check sends
 MOSQUITTO_WINDOW = 20  # at 21 of QoS 2 it closes, in version 3.1.1, too, where no client can know
