@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.logs import VirtualClock, turns
@@ -288,3 +289,21 @@ async def test_stop_reports_what_is_left(log: MemoryLog) -> None:
         await node.store.stop(0.01)
         assert node.sink.told == [("unknown", (C, 2)), ("unknown", (C, 3))]
         log.release_commits()
+
+
+async def test_an_unexpected_error_is_survived(
+    log: MemoryLog, node: SessionNode, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = node.store._writer._producer
+    commit, failures = producer.commit, [ValueError("a bug"), KeyError("another")]
+
+    async def fail_and_commit(records: Any) -> list[int]:
+        if failures:
+            raise failures.pop()
+        return await commit(records)
+
+    monkeypatch.setattr(producer, "commit", fail_and_commit)
+    node.received(C, epoch, 1)
+    await node.sink.wait(1)
+    assert node.sink.told == [("stored", (C, 1))]
+    assert stored_ids(node) == [1]
