@@ -1,8 +1,8 @@
 """One shared subscription on one node with its lease: joins the pure group to Kafka's.
 
 1. `start`: what an earlier life of the subscription left behind is deleted, and the node joins the group.
-2. `gained`: what has no low-water mark yet gets one, the partition's end as of now, stored before anything else happens;
-   then the reader feeds the group.
+2. `gained`: what has no low-water mark yet gets one, the partition's end as of now, stored before anything else
+   happens; then the reader feeds the group.
 3. `ready` resolves when every partition of the filter has a stored mark, by whatever node: nothing that is published
    from then on is missed.
 4. `commit` stores low-water marks, regularly.

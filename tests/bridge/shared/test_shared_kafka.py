@@ -141,6 +141,13 @@ class Cluster:
     async def complete(self) -> None:
         await until_in(self.members, self.published, SETTLED_S)
 
+    async def stored(self, lease: KafkaLease) -> None:
+        """Until the low-water marks in Kafka are the ends."""
+        ends = await self.log.end_offsets(partitions_of(self.routes, "#"))
+        async with asyncio.timeout(READ_S):
+            while await lease.committed() != ends:  # noqa: ASYNC110 - Kafka is asked
+                await asyncio.sleep(0.05)
+
     async def balanced(self, *counts: int) -> None:
         """Until the nodes serve so many partitions, and together all, each once."""
 
@@ -218,6 +225,7 @@ async def test_a_node_that_was_given_up_hears_of_it_and_comes_back(cluster: Clus
     [member], [lease] = cluster.members, node.leases.made
     await cluster.publish(50)
     await cluster.complete()
+    await cluster.stored(lease)
     member.acknowledges = False
     await cluster.publish(50)
     await cluster.complete()
@@ -289,15 +297,10 @@ async def test_kafkas_tools_show_the_group_and_it_goes_with_the_last_session(clu
     assert protocol == "headwater-weighted-1"
     assert len(members) == 2
 
-    async def lag() -> int:
-        ends = await cluster.log.end_offsets(partitions_of(cluster.routes, "#"))
-        marks = await cluster.admin.list_consumer_group_offsets(cluster.group_id)
-        assert len(marks) == len(ends)
-        return sum(ends[at.topic, at.partition] - mark.offset for at, mark in marks.items())
-
-    async with asyncio.timeout(READ_S):
-        while await lag():  # noqa: ASYNC110 - Kafka is asked
-            await asyncio.sleep(0.05)
+    await cluster.stored(node.leases.made[0])
+    ends = await cluster.log.end_offsets(partitions_of(cluster.routes, "#"))
+    marks = await cluster.admin.list_consumer_group_offsets(cluster.group_id)
+    assert {(at.topic, at.partition): mark.offset for at, mark in marks.items()} == ends, "no lag"
 
     async def groups() -> set[str]:
         return {name for name, *_ in await cluster.admin.list_consumer_groups()}
