@@ -15,6 +15,7 @@ from edge.handler.protocol import EdgeProtocolHandler
 from edge.handler.services import EdgeServices
 
 FRAME_BYTES_MAX = 1_048_576  # one frame may hold several packets; the framer bounds each packet
+SUBPROTOCOLS = ("mqtt", "mqttv3.1")  # the latter is what clients of MQTT 3.1 offer [MQTT5-6.0.0-4] [MQTT311-6.0.0-4]
 
 
 class WebSocketTransport(asyncio.Transport):
@@ -115,9 +116,9 @@ class WebSocketTransport(asyncio.Transport):
 async def serve_websocket(services: EdgeServices, request: web.Request) -> web.StreamResponse:
     """One WebSocket connection from upgrade to close."""
     offered = {name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")}
-    if "mqtt" not in offered:  # [MQTT5-6.0.0-3] [MQTT311-6.0.0-3]
+    if offered.isdisjoint(SUBPROTOCOLS):  # [MQTT5-6.0.0-3] [MQTT311-6.0.0-3]
         raise web.HTTPBadRequest(text="MQTT over WebSocket: offer the subprotocol mqtt\n")
-    websocket = web.WebSocketResponse(protocols=("mqtt",), compress=False, max_msg_size=FRAME_BYTES_MAX)
+    websocket = web.WebSocketResponse(protocols=SUBPROTOCOLS, compress=False, max_msg_size=FRAME_BYTES_MAX)
     await websocket.prepare(request)
     handler = EdgeProtocolHandler(services)
     transport = WebSocketTransport(websocket, request, handler)
