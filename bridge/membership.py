@@ -6,12 +6,16 @@ this node's heartbeat every 2 s, tails the Kafka topic and feeds the view.
 Lifecycle: 1. `start` appends the first heartbeat and reads the Kafka topic up to it, so the view is whole when it
 returns. 2. A heartbeat every 2 s. 3. `leave` appends a tombstone: the others forget the node at once. A node that dies
 leaves its last heartbeat, which is stale 6 s after it was received.
+
+Who hears nothing judges nobody: when our own heartbeat does not come back either (this process was stopped, or Kafka is
+away), the view's time stands still. So a node that was paused for a minute does not take all others for dead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -174,6 +178,8 @@ class Membership:
         self._interval_s = interval_s
         self._stale_after_s = stale_after_s
         self._clock = clock
+        self._heard_at = -math.inf  # when our own heartbeat came back last
+        self._view_now = 0.0  # the view's time then
         self._consumer: LogConsumer | None = None
         self._next_offset = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -188,13 +194,17 @@ class Membership:
         return self._rival
 
     def live(self) -> tuple[NodeHeartbeat, ...]:
-        return self.view.live(self._clock())
+        return self.view.live(self._now())
 
     def stale(self) -> tuple[NodeHeartbeat, ...]:
-        return self.view.stale(self._clock())
+        return self.view.stale(self._now())
 
     def is_live(self, node_id: str) -> bool:
-        return self.view.is_live(node_id, self._clock())
+        return self.view.is_live(node_id, self._now())
+
+    def silence_s(self, now: float) -> float:
+        """For how long our own heartbeat has not come back: appending and reading both work if it does."""
+        return now - self._heard_at
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Announce this node and read what the others said.
@@ -238,7 +248,14 @@ class Membership:
             self._consumer = None
 
     def statistics(self) -> dict[str, Any]:
-        return self.view.statistics(self._clock()) | self._counts | {"rival": int(self._rival is not None)}
+        return self.view.statistics(self._now()) | self._counts | {"rival": int(self._rival is not None)}
+
+    def _now(self) -> float:
+        """The view's time."""
+        return self._view_now + min(self._clock() - self._heard_at, self._stale_after_s / 2)
+
+    def _heard(self) -> None:
+        self._heard_at, self._view_now = self._clock(), self._now()
 
     def _destination(self) -> Destination:
         assert self._own is not None
@@ -250,7 +267,8 @@ class Membership:
         while self._next_offset <= own_offset:
             history += await self._fetch()
         own_ms = max(record.timestamp for record in history)  # ours was appended last
-        now = self._clock()
+        self._heard()
+        now = self._now()
         for record in history:
             age_s = max(0.0, (own_ms - record.timestamp) / 1000)
             self._tell(self.view.apply(record.key, record.value, now - age_s))
@@ -278,15 +296,20 @@ class Membership:
                 logger.debug("reading %s: %s", NODES, error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            now = self._clock()
             for record in records:
-                change = self.view.apply(record.key, record.value, now)
-                if not self._is_rivalry(change, now):
-                    self._tell(change)
-            if self._rival is not None and now - self._rival_at > self._stale_after_s:
+                self._take(record)
+            if self._rival is not None and self._clock() - self._rival_at > self._stale_after_s:
                 self._rival = None
-            for change in self.view.expire(now):
+            for change in self.view.expire(self._now()):
                 self._tell(change)
+
+    def _take(self, record: Record) -> None:
+        assert self._own is not None
+        change = self.view.apply(record.key, record.value, self._now())
+        if record.key == self._own.node_id.encode():
+            self._heard()
+        if not self._is_rivalry(change, self._clock()):
+            self._tell(change)
 
     def _is_rivalry(self, change: NodeChange | None, now: float) -> bool:
         """Two processes under one node id look like one that restarts with each heartbeat."""

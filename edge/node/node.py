@@ -329,10 +329,7 @@ class EdgeNode:
 
     def _silence_s(self) -> float:
         """For how long our own heartbeat has not come back from Kafka: appending and reading both work if it does."""
-        if self._membership is None:
-            return float("inf")
-        age_s = self._membership.view.age_s(self.config.node_id, time.monotonic())
-        return age_s if age_s is not None else float("inf")
+        return self._membership.silence_s(time.monotonic()) if self._membership is not None else float("inf")
 
     async def _watch_kafka(self) -> None:
         """Kafka's last answer decides about readiness; 20 s without one, and the clients move to another edge."""

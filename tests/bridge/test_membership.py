@@ -160,6 +160,22 @@ async def test_a_silent_node_goes_stale_and_the_one_that_beats_does_not() -> Non
         assert a.membership.is_live("a")
 
 
+async def test_who_was_stopped_takes_nobody_for_dead() -> None:
+    """SIGSTOP: time has gone on, but not a single heartbeat was read, our own neither."""
+    log, clock = MemoryLog(), Clock()
+    async with member(log, clock, "a") as a, member(log, clock, "b") as b:
+        await until(lambda: a.membership.is_live("b"))
+        clock.now += 60.0
+        assert a.membership.silence_s(clock()) >= 60.0
+        assert [node.node_id for node in a.membership.live()] == ["a", "b"]
+        count = a.membership.statistics()["heartbeats"]
+        await until(lambda: a.membership.statistics()["heartbeats"] > count + 2)
+        await until(lambda: a.membership.silence_s(clock()) == 0.0)
+        assert a.membership.is_live("b")
+        assert b.membership.is_live("a")
+        assert "stale" not in {kind for _, kind in kinds(*a.changes)}
+
+
 async def test_old_heartbeats_are_stale_when_a_node_starts() -> None:
     now_ms = [1_000_000]
     log, clock = MemoryLog(lambda: now_ms[0]), Clock()
