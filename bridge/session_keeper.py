@@ -59,7 +59,6 @@ class SessionKeeper:
         self._live = live
         self._clock_ms = clock_ms
         self._on_expired = on_expired
-        self._fenced: set[tuple[str, str]] = set()  # incarnations that can write nothing any more
         self._counts = dict.fromkeys(("adopted", "expired", "wills", "failures"), 0)
 
     async def run(self) -> None:
@@ -122,11 +121,7 @@ class SessionKeeper:
 
     async def _load(self, client_id: str, epoch: int) -> StoredSession | None:
         left = await self._ownership.released(client_id, epoch)
-        silent = {(each.claim.node_id, each.claim.incarnation) for each in left}
-        fence = {node_id for node_id, incarnation in silent - self._fenced if node_id != self._ownership.node_id}
-        stored = await self._sessions.load(client_id, fence)
-        self._fenced |= silent
-        return stored
+        return await self._sessions.load(client_id, {each.claim.node_id for each in left} - {self._ownership.node_id})
 
     async def _store(self, client_id: str, epoch: int, stored: StoredSession | None) -> bool:
         """Publish the will if it is due, then store what stays; whether anything does."""

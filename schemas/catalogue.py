@@ -101,6 +101,7 @@ _FIXED_SPECS = (
         "claim, JSON",
         "who owns a session; the claim's offset is the owner epoch",
         segment_ms=HOUR_MS,
+        min_compaction_lag_ms=HOUR_MS // 4,  # a new owner waits for those before it, for ten minutes at most
         delete_retention_ms=DAY_MS,
     ),
     _spec(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.log import PendingRecord, Position, RecordRefused
 from bridge.retained_view import RetainedDelivery
+from bridge.session_journal import OutgoingJournal
 from bridge.session_store import session_position
 from edge.session.effects import AppendExactlyOnce, ForgetReceived, StoreDone, StoreOutgoing, StoreReleased
 from edge.wire import ReasonCode
@@ -24,7 +25,6 @@ from schemas.sessions import (
     StoredSubscription,
     StoredWill,
     incoming_record,
-    outgoing_record,
     progress_record,
     state_record,
 )
@@ -44,7 +44,17 @@ class DurableSession:
     `is_stored`: there are records of this session. Without, only QoS 2 messages pass through here.
     """
 
-    __slots__ = ("_handler", "_last_progress", "_position", "client_id", "entries", "epoch", "is_stored", "will")
+    __slots__ = (
+        "_handler",
+        "_journal",
+        "_last_progress",
+        "_position",
+        "client_id",
+        "entries",
+        "epoch",
+        "is_stored",
+        "will",
+    )
 
     def __init__(self, handler: EdgeProtocolHandler, client_id: str, epoch: int, *, is_stored: bool) -> None:
         self._handler = handler
@@ -52,6 +62,7 @@ class DurableSession:
         self.epoch = epoch
         self.is_stored = is_stored
         self.will: StoredWill | None = None
+        self._journal = OutgoingJournal(client_id, epoch)
         self.entries: dict[int, OutgoingEntry] = {}  # QoS 2 messages in flight to the client
         self._position = session_position(client_id)
         self._last_progress: SessionProgress | None = None
@@ -66,8 +77,7 @@ class DurableSession:
         elif isinstance(effect, ForgetReceived):
             self._write(incoming_record(client_id, epoch, effect.packet_id, is_done=True), effect)
         elif isinstance(effect, StoreOutgoing):
-            entry = self.entries[effect.packet_id] = outgoing_entry(effect.delivery, 2)
-            self._write(outgoing_record(client_id, epoch, effect.packet_id, entry), effect)
+            self._begin(effect)
         else:
             self._advance(effect)
 
@@ -80,6 +90,18 @@ class DurableSession:
             records.append((self._position, incoming_record(self.client_id, self.epoch, effect.packet_id)))
         self._handler.services.counters.messages_received += 1
         self._handler.services.sessions.write(self.client_id, self.epoch, records, self, effect)
+
+    def _begin(self, effect: StoreOutgoing) -> None:
+        """The record moves the session's position past the message. If something of the partition was sent with QoS 1
+        (the subscription's) and is not acknowledged, the whole progress is written instead: it knows of both."""
+        delivery, outgoing = effect.delivery, self._handler.engine.outgoing
+        assert outgoing is not None
+        entry = self.entries[effect.packet_id] = outgoing_entry(delivery, 2)
+        place = (delivery.kafka_topic, delivery.partition)
+        if any((each.kafka_topic, each.partition) == place for each in outgoing.inflight.values()):
+            self._write(self._progress_record(self.progress()), effect)
+        else:
+            self._write(self._journal.record(effect.packet_id, entry), effect)
 
     def _advance(self, effect: StoreReleased | StoreDone) -> None:
         entry = self.entries.pop(effect.packet_id, None)
@@ -96,7 +118,7 @@ class DurableSession:
         )
         if not is_done:
             self.entries[effect.packet_id] = entry
-        self._write(outgoing_record(self.client_id, self.epoch, effect.packet_id, entry), None if is_done else effect)
+        self._write(self._journal.record(effect.packet_id, entry), None if is_done else effect)
 
     def _write(self, record: SessionRecord, token: SessionEffect | None) -> None:
         sink = self if token is not None else None
@@ -169,9 +191,7 @@ class DurableSession:
         """Store the progress if there is any, without waiting."""
         progress = self.progress()
         if self.is_stored and self._handler.engine.is_durable and progress != self._last_progress:
-            self._last_progress = progress
-            records = [(self._position, progress_record(self.client_id, self.epoch, progress))]
-            self._handler.services.sessions.write(self.client_id, self.epoch, records, None, None)
+            self._write(self._progress_record(progress), None)
 
     def first_records(
         self, subscriptions: tuple[StoredSubscription, ...], progress: SessionProgress
@@ -190,7 +210,7 @@ class DurableSession:
 
     def records(self, *, connected: bool, will_due_ms: int | None = None) -> list[tuple[Position, PendingRecord]]:
         """The session as of now."""
-        self._last_progress = progress = self.progress()
+        progress = self.progress()
         table = self._handler.services.table
         filters = table.filters_of(self._handler)
         subscriptions = tuple(
@@ -211,8 +231,13 @@ class DurableSession:
     def _records(self, state: SessionState, progress: SessionProgress) -> list[tuple[Position, PendingRecord]]:
         return [
             (self._position, state_record(self.epoch, state)),
-            (self._position, progress_record(self.client_id, self.epoch, progress)),
+            (self._position, self._progress_record(progress)),
         ]
+
+    def _progress_record(self, progress: SessionProgress) -> SessionRecord:
+        self._last_progress = progress
+        self._journal.clear()
+        return progress_record(self.client_id, self.epoch, progress)
 
     def _state(
         self,

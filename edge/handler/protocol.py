@@ -466,7 +466,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
                 else:
                     rearm = True
                     self._perform_other(effect)
-        if publisher.is_full and self.is_open:
+        if self.services.is_full and self.is_open:
             self.services.waiting_for_room.add(self)
             engine.backbone_full(True)
             for effect in engine.effects:

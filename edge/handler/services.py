@@ -112,10 +112,15 @@ class EdgeServices:
                 handler.flush()
         if self.pacer is not None and self.pacer.is_waiting:
             self.pacer.live_came()
-        if self.waiting_for_room and not self.publisher.is_full:
+        if self.waiting_for_room and not self.is_full:
             waiting, self.waiting_for_room = self.waiting_for_room, set()
             for handler in waiting:
                 handler.backbone_has_room()
+
+    @property
+    def is_full(self) -> bool:
+        """What waits for Kafka is so much that no client is read any further."""
+        return self.publisher.is_full or self.sessions.is_full
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""

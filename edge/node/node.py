@@ -67,7 +67,7 @@ class EdgeNode:
         self._keeper: SessionKeeper | None = None
         self._draining = False
         self._started_ms = int(time.time() * 1000)
-        self._incarnation = f"{os.getpid()}-{self._started_ms}"
+        self._incarnation = f"{os.getpid()}-{self._started_ms}"  # `_started_ms` reads it
         self.services: EdgeServices = _NOT_STARTED
 
     async def start(self) -> None:
@@ -317,7 +317,7 @@ class EdgeNode:
         if node_id == self.config.node_id:
             return incarnation != self._incarnation
         heartbeat = self._membership.view.get(node_id) if self._membership is not None else None
-        return heartbeat is not None and heartbeat.incarnation != incarnation
+        return heartbeat is not None and _started_ms(incarnation) < heartbeat.started_ms
 
     def _session_lost(self, client_id: str, epoch: int) -> None:
         """A later claim: the connection that has the session here ends, and with it its ownership."""
@@ -363,6 +363,11 @@ class EdgeNode:
             figures |= node_statistics(self.services)
             self.services.publisher.append(destination, orjson.dumps(figures), headers, None, None)
             await asyncio.sleep(STATS_INTERVAL_S)
+
+
+def _started_ms(incarnation: str) -> int:
+    started_ms = incarnation.rpartition("-")[2]
+    return int(started_ms) if started_ms.isdecimal() else 0
 
 
 def _consumed(deliverer: Deliverer) -> tuple[tuple[str, int, int], ...]:

@@ -311,3 +311,21 @@ async def test_a_will_that_is_due_is_not_lost_to_a_client_that_comes_back() -> N
         assert [m.payload for m in await take(watcher, 1)] == [b"gone"]
         async with client(b, "s"):
             await nothing_more(watcher)
+
+
+async def test_what_was_sent_with_qos_1_is_known_in_front_of_a_later_qos_2() -> None:
+    """Both come from the QoS 2 twin of one partition; the edge may die right after."""
+    async with two_edges() as (a, b), client(a, "s") as (subscriber, _):
+        await subscribe(subscriber, "sensors/x/y/one", 1)
+        await subscribe(subscriber, "sensors/x/y/two", 2)
+        await publish(b, "sensors/x/y/one", b"1", qos=2)
+        first = await subscriber.receive(Publish)
+        assert first.qos == 1
+        await publish(b, "sensors/x/y/two", b"2", qos=2)
+        second = await subscriber.receive(Publish)
+        stored = b.services.sessions.view.get("s")
+        assert stored is not None
+        assert {packet_id: entry.qos for packet_id, entry in stored.progress.outgoing.items()} == {
+            first.packet_id: 1,
+            second.packet_id: 2,
+        }

@@ -34,7 +34,7 @@ def url(node: EdgeNode) -> str:
     return f"http://{host}:{port}/mqtt"
 
 
-@pytest.mark.parametrize("protocols", [(), ("mqttv3.1",), ("chat", "amqp")])
+@pytest.mark.parametrize("protocols", [(), ("mqttv5",), ("chat", "amqp")])
 async def test_the_subprotocol_is_required(protocols: tuple[str, ...]) -> None:
     """[MQTT5-6.0.0-3] [MQTT311-6.0.0-3]"""
     async with memory_edge() as node, aiohttp.ClientSession() as session:
