@@ -38,6 +38,7 @@ from edge.wire import (
     Unsuback,
     Unsubscribe,
     decode_for_client,
+    variable_bytes,
 )
 
 WAIT_S = 5.0  # for what must come
@@ -84,6 +85,7 @@ class Client(WireClient):
     def __init__(self, link: TcpLink | WebSocketLink, protocol_version: int) -> None:
         super().__init__(link, protocol_version)
         self.frames: list[Frame] = []
+        self.decodes = True  # False: for answers of no known version; `frames` alone has them
         self._packet_ids = itertools.count(1)
 
     def new_packet_id(self) -> int:
@@ -123,20 +125,34 @@ class Client(WireClient):
     async def take(self, kind: type[P], where: Callable[[P], bool] = lambda packet: True, wait_s: float = WAIT_S) -> P:
         """The first packet of this kind; those of other kinds keep their places."""
         seen = 0
-        async with asyncio.timeout(wait_s):
-            while True:
-                for index in range(seen, len(self._packets)):
-                    packet = self._packets[index]
-                    if isinstance(packet, kind) and where(packet):
-                        del self._packets[index]
-                        return packet
-                seen = len(self._packets)
-                assert not self.is_closed, f"closed; no {kind.__name__} came, but {self._packets}"
-                await self._read()
+        while True:
+            for index in range(seen, len(self._packets)):
+                packet = self._packets[index]
+                if isinstance(packet, kind) and where(packet):
+                    del self._packets[index]
+                    return packet
+            seen = len(self._packets)
+            assert not self.is_closed, f"closed; no {kind.__name__} came, but {self._packets}"
+            await self._more(kind.__name__, wait_s)
 
     async def receive(self, kind: type[P], wait_s: float = WAIT_S) -> P:
         """The next packet, which must be of this kind."""
-        return await super().receive(kind, wait_s)
+        while not self._packets and not self.is_closed:
+            await self._more(kind.__name__, wait_s)
+        return await super().receive(kind)
+
+    async def until_closed(self, wait_s: float = WAIT_S) -> list[Packet]:
+        """Read until the server closes; what came before that."""
+        while not self.is_closed:
+            await self._more("close", wait_s)
+        return await super().until_closed()
+
+    async def _more(self, awaited: str, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._read()
+        except TimeoutError:
+            raise AssertionError(f"no {awaited} within {wait_s} s, but {self._packets}") from None
 
     async def message(self) -> Publish:
         """The next PUBLISH, which must be the next packet; nothing is sent in answer."""
@@ -213,14 +229,14 @@ class Client(WireClient):
     async def disconnect(self, reason_code: int = 0, **properties: Any) -> None:
         """DISCONNECT, and wait for the server's close."""
         await self.send(Disconnect(ReasonCode(reason_code), Properties(**properties) if properties else None))
-        await self.until_closed(WAIT_S)
+        await self.until_closed()
 
-    async def closed_for(self, *reason_codes: int) -> Disconnect | None:
+    async def closed_for(self, *reason_codes: int, wait_s: float = WAIT_S) -> Disconnect | None:
         """The server closes; it may say why before, in a DISCONNECT of 5.0 with one of these codes (none: any error).
 
         Nothing but that DISCONNECT comes after what was received before.
         """
-        packets = await self.until_closed(WAIT_S)
+        packets = await self.until_closed(wait_s)
         if not packets:
             return None
         assert len(packets) == 1, packets
@@ -231,7 +247,7 @@ class Client(WireClient):
 
     async def refused_for(self, *reason_codes: int) -> Connack | None:
         """The server closes before any CONNACK, or after one that refuses with one of these codes (none: any)."""
-        packets = await self.until_closed(WAIT_S)
+        packets = await self.until_closed()
         if not packets:
             return None
         assert len(packets) == 1, packets
@@ -244,7 +260,7 @@ class Client(WireClient):
         self.is_closed = not data
         frames = self._framer.feed(data)
         self.frames += frames
-        for first_byte, body in frames:
+        for first_byte, body in frames if self.decodes else ():
             self._packets.append(decode_for_client(first_byte, body, self.protocol_version))
         assert self._framer.error is None, self._framer.error
 
@@ -289,12 +305,39 @@ class Clients:
         return client
 
 
-def packets_of(client: Client, first_byte: int) -> list[bytes]:
-    """The bodies of all frames with this first byte, from the beginning."""
-    return [body for first, body in client.frames if first == first_byte]
+def frame(first_byte: int, *parts: bytes) -> bytes:
+    """A control packet by hand: its first byte, and the body's parts."""
+    body = b"".join(parts)
+    return bytes((first_byte,)) + variable_bytes(len(body)) + body
 
 
-def is_error(packet: Packet) -> bool:
-    """Whether a packet says that something went wrong."""
-    code = getattr(packet, "reason_code", ReasonCode.SUCCESS)
-    return bool(code >= 0x80)
+def string(text: str | bytes) -> bytes:
+    """A UTF-8 Encoded String, or Binary Data, by hand: whatever it holds."""
+    raw = text if isinstance(text, bytes) else text.encode()
+    return len(raw).to_bytes(2, "big") + raw
+
+
+def properties(*parts: bytes) -> bytes:
+    """Properties by hand, behind their length."""
+    body = b"".join(parts)
+    return variable_bytes(len(body)) + body
+
+
+def connect_frame(
+    *payload: bytes,
+    name: bytes = b"MQTT",
+    level: int = 5,
+    flags: int = 0x02,
+    more: bytes = b"\0",
+    first_byte: int = 0x10,
+) -> bytes:
+    """A CONNECT by hand, keep alive 60 s; `more` is the properties with their length (b"" in 3.1.1)."""
+    return frame(first_byte, string(name), bytes((level, flags)), b"\0\x3c", more, *payload)
+
+
+def publish_frame(
+    topic_name: str | bytes, payload: bytes = b"", first_byte: int = 0x30, packet_id: int = 0, more: bytes = b"\0"
+) -> bytes:
+    """A PUBLISH by hand; a packet identifier is put in if its QoS has one, be it 0."""
+    identified = packet_id.to_bytes(2, "big") if first_byte & 0x06 else b""
+    return frame(first_byte, string(topic_name), identified, more, payload)

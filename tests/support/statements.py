@@ -1,4 +1,4 @@
-"""The statement ledger's data: the statements of both specifications, which test shows which, and why some do not apply.
+"""The statement ledger's data: the statements of both specifications, the tests that show them, why some do not apply.
 
 Ids are the specifications' with the version put in: `MQTT5-3.1.2-4`, `MQTT311-3.1.2-4`.
 """
