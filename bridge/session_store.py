@@ -25,12 +25,15 @@ from bridge.topic_tail import LOAD_TIMEOUT_S, SharedAnswer, TopicTail
 from schemas.catalogue import SESSIONS, catalogue
 from schemas.errors import RecordError
 from schemas.sessions import (
+    KIND_INCOMING,
     KIND_PROGRESS,
     MARKER_PREFIX,
     StoredSession,
+    decode_progress,
     deletion_records,
     marker_key,
     parse_session_key,
+    session_key,
 )
 
 __all__ = ["SessionLost", "SessionStore", "StoreSink", "session_position", "transactional_id"]
@@ -213,10 +216,15 @@ class SessionStore:
 
     def _swept(self, client_id: str, epoch: int, records: Records) -> list[tuple[Position, PendingRecord]]:
         """Tombstones for the journal, if a progress record is among the records."""
-        if not any(key and value and key.endswith(_PROGRESS_END) for _, (key, value, _) in records):
+        progress = next(
+            (value for _, (key, value, _) in records if key and value and key.endswith(_PROGRESS_END)), None
+        )
+        if progress is None:
             return []
         position = self.position(client_id)
         written = {key for _, (key, _, _) in records}
+        for packet_id in decode_progress(progress).unsettled if b'"unsettled"' in progress else ():
+            written.add(session_key(client_id, epoch, b"%b%d" % (KIND_INCOMING, packet_id)))
         keys = [key for key in self.view.journal_keys(client_id, epoch) if key not in written]
         return [(position, record) for record in deletion_records(keys)]
 

@@ -102,7 +102,9 @@ class SessionView:
         for kind, value in held.records.items():
             try:
                 if kind == KIND_PROGRESS:
-                    progress = decode_progress(value)
+                    journaled, progress = progress.incoming, decode_progress(value)
+                    progress.incoming |= progress.unsettled & journaled
+                    progress.unsettled.clear()
                 elif kind != KIND_STATE:
                     amend(progress, kind, value)
             except RecordError:

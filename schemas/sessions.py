@@ -6,7 +6,8 @@ Keys are `client id \\0 epoch \\0 kind`; no MQTT string holds U+0000 [MQTT5-1.5.
 kind           value, JSON
 =============  ===================================================================================================
 ``s``          `SessionState`: subscriptions, will, whether it is connected and where
-``p``          `SessionProgress`, whole: positions and what is in flight. What an ``i`` or ``o`` said before is void
+``p``          `SessionProgress`, whole: positions and what is in flight. What an ``i`` or ``o`` said before is void,
+               except of packet ids that it calls unsettled
 ``i<id>``      packet id of a QoS 2 PUBLISH from the client: ``{"v":1}`` received, ``{"v":1,"done":true}`` released
 ``o<id>``      packet id of a PUBLISH to the client: `OutgoingEntry`, state "sent", "released" or "done"; ``sent_to``:
                positions that earlier messages under this packet id had come to
@@ -103,11 +104,16 @@ class OutgoingEntry:
 
 @dataclass(slots=True)
 class SessionProgress:
-    """``positions``: (kafka topic, partition) -> first offset that was not sent yet; in flight by packet id."""
+    """``positions``: (kafka topic, partition) -> first offset that was not sent yet; in flight by packet id.
+
+    ``unsettled``: packet ids from the client whose commit was under way when this was written. Nobody knew whether it
+    would happen; what the journal in front of this record says of them still holds.
+    """
 
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     outgoing: dict[int, OutgoingEntry] = field(default_factory=dict)
     incoming: set[int] = field(default_factory=set)
+    unsettled: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -181,6 +187,8 @@ def progress_record(client_id: str, epoch: int, progress: SessionProgress) -> Se
         "outgoing": [[packet_id, *_entry_values(entry)] for packet_id, entry in progress.outgoing.items()],
         "incoming": sorted(progress.incoming),
     }
+    if progress.unsettled:
+        values["unsettled"] = sorted(progress.unsettled)
     return session_key(client_id, epoch, KIND_PROGRESS), orjson.dumps(values), ()
 
 
@@ -277,9 +285,10 @@ def decode_progress(data: bytes) -> SessionProgress:
         }
         outgoing = {_checked_packet_id(packet_id): _entry(entry) for packet_id, *entry in values.get("outgoing", ())}
         incoming = {_checked_packet_id(packet_id) for packet_id in values.get("incoming", ())}
+        unsettled = {_checked_packet_id(packet_id) for packet_id in values.get("unsettled", ())}
     except (AttributeError, TypeError, ValueError) as error:
         raise RecordError(f"session progress: {error!r}") from None
-    return SessionProgress(positions, outgoing, incoming)
+    return SessionProgress(positions, outgoing, incoming, unsettled)
 
 
 def amend(progress: SessionProgress, kind: bytes, data: bytes) -> None:

@@ -275,8 +275,11 @@ class DurableSession:
                     outgoing[entry.packet_id] = OutgoingEntry(
                         *entry.position, entry.offset, entry.qos, "sent", entry.retained_name
                     )
-        incoming = set(engine.flows.received()) if engine.flows is not None else set()
-        return SessionProgress(self._positions(), outgoing, incoming)
+        progress = SessionProgress(self._positions(), outgoing)
+        if engine.flows is not None:
+            progress.incoming.update(engine.flows.received())
+            progress.unsettled.update(engine.flows.unsettled())
+        return progress
 
     def _positions(self) -> dict[Position, int]:
         handler = self._handler

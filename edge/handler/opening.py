@@ -254,7 +254,7 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     engine.accept(opened.session_present, services.loop.time(), resuming, received)
     if resuming is None or engine.outgoing is None:
         return
-    _resend_retained(handler, resuming)
+    resend_retained(handler)
     for position in {entry.position for entry in resuming.left()} - needed:
         handler.caught_up(position)  # unsubscribed since
     services.catch_up.wake(handler)
@@ -292,19 +292,24 @@ def _subscription(
     )
 
 
-def _resend_retained(handler: EdgeProtocolHandler, resuming: Resuming) -> None:
-    """Retained messages that were in flight, unless they have been replaced since: then the newer one comes live."""
-    services, engine = handler.services, handler.engine
-    given_up: set[int] = set()
+def resend_retained(handler: EdgeProtocolHandler) -> None:
+    """Retained messages that were in flight, as far as the window goes; one that has been replaced since is given up:
+    the newer one comes live."""
+    services, outgoing = handler.services, handler.engine.outgoing
+    handler.resends_retained = False
+    resuming = outgoing.resuming if outgoing is not None else None
+    if outgoing is None or resuming is None:
+        return
     for entry in resuming.retained:
+        if entry.packet_id not in resuming.packet_ids:
+            continue
+        if not outgoing.has_room:
+            handler.resends_retained = True  # and on, when the client has acknowledged something
+            return
         name = (entry.retained_name or "").encode()
         message = services.retained.view.get(name, services.wall_ms()) if services.retained is not None else None
-        if message is None or (message.kafka_topic, message.partition, message.offset) != (
-            *entry.position,
-            entry.offset,
-        ):
-            given_up.add(entry.packet_id)
-        elif engine.outgoing is not None:
-            engine.outgoing.resend(retained_delivery(message), entry, True, (), services.wall_ms())
-    if engine.outgoing is not None and engine.outgoing.resuming is not None:
-        engine.outgoing.give_up(given_up)
+        place = (*entry.position, entry.offset)
+        if message is not None and (message.kafka_topic, message.partition, message.offset) == place:
+            outgoing.resend(retained_delivery(message), entry, True, (), services.wall_ms())
+        else:
+            outgoing.give_up({entry.packet_id})

@@ -32,7 +32,7 @@ from edge.handler.connecting import connect_client
 from edge.handler.durable import DurableSession
 from edge.handler.ending import abandon_session, end_session
 from edge.handler.enhanced import step_authentication
-from edge.handler.opening import Opened, resend_by_position, resume_session
+from edge.handler.opening import Opened, resend_by_position, resend_retained, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
@@ -99,6 +99,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.behind: set[Position] | None = None  # partitions that are read again for this client
         self.durable: DurableSession | None = None  # from CONNACK to the end of the connection
         self.will_is_due = False
+        self.resends_retained = False  # retained messages of an earlier connection wait for the window
         self.engine = SessionEngine(
             services.limits,
             services.capabilities,
@@ -131,6 +132,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         engine = self.engine
         self.services.counters.bytes_received += len(data)
         engine.receive_data(data, self._loop.time())
+        if self.resends_retained:
+            resend_retained(self)
         if engine.effects:
             self._perform()
         if engine.out:

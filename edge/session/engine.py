@@ -461,7 +461,7 @@ class SessionEngine:
             figures = {
                 "received": self.incoming.received,
                 "refused": self.incoming.refused,
-                "unacknowledged": self.incoming.unacknowledged,
+                "unacknowledged": self._unacknowledged(),
             }
         return figures | (self.outgoing.statistics() if self.outgoing is not None else {})
 

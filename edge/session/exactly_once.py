@@ -152,8 +152,16 @@ class IncomingFlows:
         self._out.append(pubcomp(packet_id))
 
     def received(self) -> frozenset[int]:
-        """What the session has to remember: every identifier whose message is in the log, or will be before that."""
-        return frozenset(packet_id for packet_id, state in self._states.items() if state is not Inbound.RELEASING)
+        """What the session has to remember: every identifier whose message is in the log and whose PUBREL has not
+        come."""
+        return self._in(Inbound.RECEIVED)
+
+    def unsettled(self) -> frozenset[int]:
+        """The identifiers whose message is on its way to the log: whether it comes there is not known yet."""
+        return self._in(Inbound.PENDING)
+
+    def _in(self, state: Inbound) -> frozenset[int]:
+        return frozenset(packet_id for packet_id, each in self._states.items() if each is state)
 
     @property
     def pending(self) -> int:

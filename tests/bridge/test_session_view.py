@@ -299,3 +299,20 @@ def test_compaction_at_any_point_gives_the_same_view(operations: list[tuple[obje
             apply(view, record)
     assert view.snapshot() == writer.view.snapshot()
     assert view.statistics()["bytes"] == writer.view.statistics()["bytes"]
+
+
+def test_what_was_unsettled_is_what_the_journal_said_before_the_progress() -> None:
+    """A commit was under way when the progress was taken down: it happened (1), or it did not (2)."""
+    view = SessionView()
+    state = SessionState("c", "ann", 5, 600)
+    progress = SessionProgress(incoming={3}, unsettled={1, 2})
+    for key, value, _ in (
+        state_record(7, state),
+        incoming_record("c", 7, 1),
+        incoming_record("c", 7, 4),
+        progress_record("c", 7, progress),
+    ):
+        view.apply(*parse_session_key(key), value)
+    stored = view.get("c")
+    assert stored is not None
+    assert stored.progress == SessionProgress(incoming={1, 3})
