@@ -65,6 +65,9 @@ async def enter(handler: EdgeProtocolHandler, connect: Connect, principal: Princ
     opened = await open_session(handler, principal)
     if isinstance(opened, Opened):
         handler.accepted(principal, opened)
+        durable = handler.durable
+        if durable is not None and not services.ownership.is_owner(durable.client_id, durable.epoch):
+            handler.taken_over()  # a later claim came when there was no connection yet to be told
     else:
         handler.refuse(*opened)
 
