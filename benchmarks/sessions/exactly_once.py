@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.sessions.fleet import Fleet, FleetEdge, happens, until_quiet
 from benchmarks.sessions.outcome import Outcome, disordered, missing, repeated, summed_up, unknown
 from edge.client import MqttClient, ReconnectPolicy
-from edge.wire import Connack, Publish
+from edge.wire import Connack, Publish, ReasonCode
 
 EXPIRY_S = 3_600
 QUIET_S = 20.0  # longer than Kafka lets the open transaction of a killed edge hold up readers
@@ -50,7 +50,7 @@ class _Publisher:
     lost_sessions: int = 0
 
     async def run(self, sizes: Sizes) -> None:
-        futures: list[tuple[str, int, asyncio.Future[object]]] = []
+        futures: list[tuple[str, int, asyncio.Future[ReasonCode]]] = []
         for number in range(sizes.messages):
             name = f"{self.name}/{number % sizes.names}"
             self.offered[name] = number + 1
@@ -59,8 +59,8 @@ class _Publisher:
             futures.append((name, number, future))
             await asyncio.sleep(1 / sizes.per_s)
         done, _ = await asyncio.wait([future for _, _, future in futures], timeout=QUIET_S * 2)
-        for name, number, future in futures:
-            if future in done and future.exception() is None:
+        for name, number, flow in futures:
+            if flow in done and flow.exception() is None:
                 self.completed.setdefault(name, []).append(number)
 
     def connected(self, connack: Connack) -> None:

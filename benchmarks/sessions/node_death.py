@@ -32,7 +32,7 @@ class Kind:
     will_delay_s: int | None = None
     qos: int = 1
     retain: bool = False
-    leaves: bool = False  # hangs up, politely, just before the edge dies
+    leaves: bool = False  # says goodbye before the edge dies
     moves: bool = False  # comes back at another edge at once
     has_expired: bool = False  # when it comes back at the end
 
@@ -92,11 +92,10 @@ async def run(fleet: Fleet, of_each: int = 20) -> Outcome:
             await observer.connect()
             stack.push_async_callback(observer.disconnect)
             await observer.subscribe(f"{fleet.tag}/will/#", 2)
-        for each in clients:
+        for each in sorted(clients, key=lambda each: not each.kind.leaves):  # who leaves does so some time before
             await each.client.connect()
             stack.push_async_callback(each.client.disconnect)
             await each.client.subscribe(each.name, 1)
-        for each in clients:
             if each.kind.leaves:
                 await each.client.disconnect()
         await first.kill()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from benchmarks.sessions.fleet import Fleet, until
 from benchmarks.sessions.outcome import Outcome
@@ -84,7 +85,7 @@ async def run(fleet: Fleet, pause_s: float = PAUSE_S) -> Outcome:
     clients = (scene.publisher, scene.observer, scene.bystander)
     try:
         for client in clients:
-            client.on_close(lambda error, who=client.client_id: outcome.closed(who, error))
+            client.on_close(partial(outcome.closed, client.client_id))
             await client.connect()
         await scene.observer.subscribe(scene.name("in"), 2)
         await scene.bystander.subscribe(scene.name("aside"), 1)
