@@ -1,7 +1,7 @@
 """The log in memory: for unit tests and simulation only, held to the same suite as Kafka.
 
 Besides the interface it has what a test needs to make trouble: ``pause`` (no answer, like a stopped Kafka),
-``fail_next``, ``poison``, ``truncate``, ``put`` (a record as any Kafka client could have written it),
+``fail_next``, ``poison``, ``truncate``, ``compact``, ``put`` (a record as any Kafka client could have written it),
 ``fail_next_commit`` and ``hold_commits`` (transactions stay open, with their records in the log).
 """
 
@@ -54,11 +54,14 @@ class MemoryRecord:
     headers: Headers
     transaction: _Transaction | None = field(default=None, repr=False, compare=False)
     is_marker: bool = False
+    is_compacted: bool = False  # a later record of its key made it go
 
     def is_for(self, *, read_committed: bool) -> bool:
         """Whether a reader gets it, once it may read so far."""
         transaction = self.transaction
-        return not self.is_marker and not (read_committed and transaction is not None and transaction.is_aborted)
+        if self.is_marker or self.is_compacted:
+            return False
+        return not (read_committed and transaction is not None and transaction.is_aborted)
 
 
 @dataclass(slots=True)
@@ -131,9 +134,7 @@ class MemoryLog:
         return {position: self.partition(position).start for position in partitions}
 
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> MemoryLogConsumer:
-        consumer = MemoryLogConsumer(self, group_id, read_committed=read_committed)
-        self._consumers.append(consumer)
-        return consumer
+        return self.add_consumer(MemoryLogConsumer(self, group_id, read_committed=read_committed))
 
     def transactional_producer(self, transactional_id: str) -> MemoryTransactionalProducer:
         return MemoryTransactionalProducer(self, transactional_id)
@@ -150,7 +151,7 @@ class MemoryLog:
         held = self.partition((kafka_topic, partition))
         record = MemoryRecord(held.end, self._clock_ms(), key, value, headers)
         held.records.append(record)
-        self._wake()
+        self._wake((kafka_topic, partition))
         return record
 
     def records(self, kafka_topic: str, partition: int) -> Sequence[MemoryRecord]:
@@ -166,7 +167,22 @@ class MemoryLog:
         held = self.partition((kafka_topic, partition))
         del held.records[: max(0, start - held.start)]
         held.start = max(start, held.start)
-        self._wake()
+        self._wake((kafka_topic, partition))
+
+    def compact(self, kafka_topic: str, partition: int, before_ms: int) -> int:
+        """Keep the last record of each key, and what is not older than ``before_ms`` (Kafka's log cleaner); how many
+        went. Tombstones stay, as they do for delete.retention.ms; nothing behind an open transaction is looked at."""
+        held = self.partition((kafka_topic, partition))
+        seen: set[bytes | None] = set()
+        count = 0
+        for record in reversed(held.records[: held.stable_end - held.start]):
+            if not record.is_for(read_committed=True):
+                continue
+            if record.key in seen and record.timestamp < before_ms:
+                record.is_compacted = True
+                count += 1
+            seen.add(record.key)
+        return count
 
     def pause(self) -> None:
         """Answer nothing and append nothing until ``resume``."""
@@ -213,6 +229,15 @@ class MemoryLog:
             held = self._partitions[position] = _Partition()
         return held
 
+    def add_consumer(self, consumer: MemoryLogConsumer) -> MemoryLogConsumer:
+        """It is woken when something comes to a partition that it reads."""
+        self._consumers.append(consumer)
+        return consumer
+
+    def append(self, position: Position, records: list[PendingRecord]) -> int:
+        """Append a batch now; returns the first offset."""
+        return self._append(position, records)
+
     def consumer_stopped(self, consumer: MemoryLogConsumer) -> None:
         self._consumers.remove(consumer)
 
@@ -254,7 +279,7 @@ class MemoryLog:
         held.records.append(MemoryRecord(offset, self._clock_ms(), *record, transaction))
         transaction.partitions.add(position)
         self.appended += 1
-        self._wake()
+        self._wake(position)
         return offset
 
     def end(self, transaction: _Transaction, *, aborted: bool) -> None:
@@ -264,7 +289,7 @@ class MemoryLog:
             held = self.partition(position)
             del held.open[transaction]
             held.records.append(MemoryRecord(held.end, self._clock_ms(), None, None, (), transaction, is_marker=True))
-        self._wake()
+            self._wake(position)
 
     async def _wait_to_go_on(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -301,12 +326,14 @@ class MemoryLog:
             for index, (key, value, headers) in enumerate(records)
         )
         self.appended += len(records)
-        self._wake()
+        self._wake(position)
         return base
 
-    def _wake(self) -> None:
+    def _wake(self, position: Position | None = None) -> None:
+        """Those who read the partition, or all."""
         for consumer in self._consumers:
-            consumer.wake()
+            if position is None or consumer.position_of(position) is not None:
+                consumer.wake()
 
 
 class MemoryTransactionalProducer:
