@@ -407,6 +407,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.members: list[CheckingMember] = []
         self.unsubscribed: list[CheckingMember] = []
         self.numbers = 0
+        self.faults: list[str] = []  # what members saw: the group would log what they raise
 
     @initialize(strategy=st.sampled_from(STRATEGIES), records_max=st.integers(1, 12))
     def begin(self, strategy: str, records_max: int) -> None:
@@ -504,6 +505,12 @@ class GroupMachine(RuleBasedStateMachine):
                 assert all((position, offset) in self.done for offset in range(mark)), (position, mark)
 
     @invariant()
+    def members_saw_nothing_wrong(self) -> None:
+        assert self.faults == []
+        if hasattr(self, "bench"):
+            assert self.bench.figure("member_errors") == 0
+
+    @invariant()
     def windows_are_bounded(self) -> None:
         for position in self.logs:
             held = [
@@ -534,6 +541,7 @@ class GroupMachine(RuleBasedStateMachine):
         for position, log in self.logs.items():
             for delivery in log:
                 assert self.times[position, delivery.offset] >= 1, "never delivered"
+        self.members_saw_nothing_wrong()
         if self.by_key:
             assert not self.bench.group._strategy._pinned  # type: ignore[attr-defined]
 
@@ -562,10 +570,10 @@ class CheckingMember(FakeMember):
 
     def deliver_shared(self, delivery: Delivery, grant: Grant, group: ShareGroup) -> None:
         machine, place = self.machine, place_of(delivery)
-        assert self in machine.members, "no member"
-        assert machine.bench.leased
         machine.times[place] += 1
-        assert machine.times[place] <= 1 + machine.given_back[place], "to two members without a reason"
+        self._check(self in machine.members, f"{place} to no member")
+        self._check(machine.bench.leased, f"{place} without a lease")
+        self._check(machine.times[place] <= 1 + machine.given_back[place], f"{place} to two without a reason")
         if machine.by_key:
             self._check_order(delivery)
         super().deliver_shared(delivery, grant, group)
@@ -583,8 +591,12 @@ class CheckingMember(FakeMember):
         for member in self.machine.members:
             for held in member.unacknowledged.values():
                 if held.topic_name_utf8 == delivery.topic_name_utf8:
-                    assert member is self
-                    assert held.offset < delivery.offset
+                    self._check(member is self, f"{delivery!r} while {member} has {held!r}")
+                    self._check(held.offset < delivery.offset, f"{delivery!r} after {held!r}")
+
+    def _check(self, holds: bool, fault: str) -> None:
+        if not holds:
+            self.machine.faults.append(fault)
 
 
 TestGroupMachine = GroupMachine.TestCase
