@@ -135,17 +135,17 @@ async def test_a_client_id_belongs_to_its_user(password_file: Path) -> None:
 @pytest.mark.parametrize("key", ["ban/client_id/bad", "ban/address/127.0.0.1", "ban/user/eve"])
 async def test_bans(key: str) -> None:
     async with memory_edge() as node:
-        from edge.access.bans import Ban
+        from schemas.control import Ban
 
         kind, _, value = key.removeprefix("ban/").partition("/")
         ban = Ban(kind, value, None, "", "")
-        node.services.access.bans.apply(ban.key, ban.to_json())
+        node.services.access.bans.put(ban)
         for version, code in ((5, ReasonCode.BANNED), (4, ReasonCode.NOT_AUTHORIZED)):
             async with dial(mqtt_address(node), version) as client:
                 fields = {"user_name": "eve", "password": b"x"} if kind == "user" else {}
                 assert (await client.connect("bad", **fields)).reason_code is code
                 assert await client.until_closed() == []
-        node.services.access.bans.apply(ban.key, None)
+        node.services.access.bans.lift(ban.key)
         async with connected(mqtt_address(node), "bad"):
             pass
 

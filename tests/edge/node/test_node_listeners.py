@@ -20,10 +20,10 @@ from support.edges import http_address, memory_edge, mqtt_address, until
 from support.links import SIGNATURE, dial_link, dial_unix, proxy_header
 from support.wire_client import connected, dial
 
-from edge.access.bans import Ban
 from edge.node.config import make_config
 from edge.node.listeners import address_text
 from edge.wire import Connect, Pingreq, Pingresp, ReasonCode, encode
+from schemas.control import Ban
 from schemas.errors import ConfigurationError
 
 CONNECT = encode(Connect(5, "c", keep_alive_s=60), 5)
@@ -144,7 +144,7 @@ async def test_limits_and_bans_go_by_the_clients_address() -> None:
             async with dial_link(address, before=two) as other:
                 assert (await other.connect("c")).reason_code is ReasonCode.SUCCESS
         ban = Ban("address", "203.0.113.2", None, "", "")
-        node.services.access.bans.apply(ban.key, ban.to_json())
+        node.services.access.bans.put(ban)
         async with dial_link(address, before=two) as banned:
             assert (await banned.connect("c")).reason_code is ReasonCode.BANNED
 
