@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import edge
-from benchmarks.sessions import exactly_once, fight, node_death, paused, storm
+from benchmarks.sessions import exactly_once, fight, node_death, paused, retained_views, storm
 from benchmarks.sessions.fleet import Fleet, fleet
 from benchmarks.sessions.outcome import Outcome
 from bridge.embedded_kafka import EmbeddedKafka
@@ -33,6 +33,10 @@ SCENARIOS: dict[str, tuple[int, Run]] = {
     "node-death": (3, lambda edges, quick: node_death.run(edges, 3 if quick else 50)),
     "storm": (2, lambda edges, quick: storm.run(edges, storm.QUICK if quick else storm.FULL)),
     "fight": (3, lambda edges, quick: fight.run(edges, fight.QUICK if quick else fight.FULL)),
+    "retained": (
+        2,
+        lambda edges, quick: retained_views.run(edges, retained_views.QUICK if quick else retained_views.FULL),
+    ),
     "paused-owner": (3, lambda edges, quick: paused.run(edges)),
 }
 """How many edges each one needs."""
