@@ -11,29 +11,27 @@ from bridge.log import Position
 from bridge.subscriptions import Grant
 from edge.access.enhanced import Step
 from edge.access.limits import ClientRate, Limits
+from edge.session import reading
 from edge.session.authenticating import Authentication, Denied, check_before_connack, received_auth
 from edge.session.connect import MQTT_5, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
     AppendExactlyOnce,
     AppendRecord,
-    AppendRetained,
     Authenticate,
     CloseConnection,
     CloseSubscriptions,
     Effect,
     FallBehind,
-    ForgetReceived,
     OpenSubscriptions,
     PauseReading,
-    PublishTarget,
     PublishWill,
     ResumeReading,
 )
-from edge.session.errors import QosNotSupported, ReceiveMaximumExceeded, RetainNotSupported
+from edge.session.ends import is_normal, may_be_told
 from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming, Resolve
 from edge.session.outgoing import Outgoing
-from edge.session.publish_headers import record_headers
+from edge.session.publishing import flows_of, negative_puback, on_publish, on_pubrel, release_early, unacknowledged
 from edge.session.resuming import InFlight, Resuming
 from edge.session.transitions import ConnectionEvent, ConnectionState, next_state
 from edge.wire import (
@@ -64,16 +62,11 @@ from edge.wire import (
     decode_for_server,
     encode,
     encode_within,
-    puback,
 )
 
 _PINGRESP = encode(Pingresp(), 4)
 _HELD_MAX = 64  # packets that wait behind a CONNECT or a SUBSCRIBE before reading pauses; one read brings about as many
 _SHORT_PACKET_BYTES = 16_387  # what the short ways take at most: a Remaining Length of two bytes
-_UNACKNOWLEDGED_MAX_3 = 1_000  # 3.1.1 cannot be told a Receive Maximum: reading pauses at this many instead
-
-# Why reading is paused; it goes on when none holds
-_HELD, _UNACKNOWLEDGED, _RATE, _BACKBONE, _UNREAD = 1, 2, 4, 8, 16
 
 
 class SessionEngine:
@@ -85,23 +78,23 @@ class SessionEngine:
 
     __slots__ = (
         "_accepted_at",
-        "_capabilities",
         "_framer",
         "_held",
         "_last_received",
         "_leaving",
-        "_limits",
         "_new_client_id",
         "_rate",
         "_read_again_at",
         "_writable",
         "authentication",
+        "capabilities",
         "client_id",
         "connect",
         "effects",
         "flows",
         "incoming",
         "is_durable",
+        "limits",
         "negotiated",
         "out",
         "outgoing",
@@ -124,8 +117,8 @@ class SessionEngine:
         now: float,
         wall_offset_ms: float,
     ) -> None:
-        self._limits = limits
-        self._capabilities = capabilities
+        self.limits = limits
+        self.capabilities = capabilities
         self.resolve = resolve
         self._new_client_id = new_client_id
         self.wall_offset_ms = wall_offset_ms
@@ -170,7 +163,7 @@ class SessionEngine:
                 taken = 0
                 if incoming is not None and self._framer.packet_bytes_max >= _SHORT_PACKET_BYTES:
                     is_5 = self.protocol_version == MQTT_5
-                    answers_max = self._limits.receive_maximum_in if is_5 else _UNACKNOWLEDGED_MAX_3
+                    answers_max = self.limits.receive_maximum_in if is_5 else reading.UNACKNOWLEDGED_MAX_3
                     if self.flows is not None:
                         answers_max -= self.flows.begun
                     taken = incoming.take_plain(data, is_5, answers_max, self.effects)
@@ -184,14 +177,14 @@ class SessionEngine:
             self._violated(violation)
             return
         if not self._writable and (self.out or self.effects):  # it asks and does not listen: answers must not pile up
-            self._pause(_UNREAD)
+            self.pause(reading.UNREAD)
         if self._rate is not None:
             incoming = self.incoming
             messages = incoming.received - before if incoming is not None else 0
             wait_s = self._rate.take(messages, octets, now)
             if wait_s > 0:
                 self._read_again_at = now + wait_s
-                self._pause(_RATE)
+                self.pause(reading.RATE)
 
     def _receive_frames(self, data: bytes, now: float) -> None:
         for first_byte, body in self._framer.feed(data):
@@ -219,20 +212,20 @@ class SessionEngine:
         self.state = next_state(self.state, ConnectionEvent.ACCEPTED)
         self.session_expiry_s = self.negotiated.session_expiry_s
         self.is_durable = self.session_expiry_s > 0
-        answer = connack(self.negotiated, self._limits, self._capabilities, session_present)
+        answer = connack(self.negotiated, self.limits, self.capabilities, session_present)
         if self.authentication is not None:
             self.authentication.connected(answer.properties)
-        if not self._send(answer):  # no CONNACK fits: the client would wait for ever
+        if not self.send(answer):  # no CONNACK fits: the client would wait for ever
             self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
             self._close("CONNACK is larger than the client's Maximum Packet Size")
             return
         self.was_accepted = True
-        self._framer.packet_bytes_max = self._limits.packet_bytes_max
-        if self._limits.messages_per_s or self._limits.bytes_per_s:
-            self._rate = ClientRate(self._limits)
+        self._framer.packet_bytes_max = self.limits.packet_bytes_max
+        if self.limits.messages_per_s or self.limits.bytes_per_s:
+            self._rate = ClientRate(self.limits)
         self._last_received = now
         if received:
-            self._flows(received)
+            flows_of(self, received)
         if resuming is not None:
             self._opened_outgoing().resume(resuming)
         self._release_held(now)
@@ -244,7 +237,7 @@ class SessionEngine:
             return False
         assert authentication is not None
         answer = authentication.stepped(step)
-        if isinstance(answer, Auth) and not self._send(answer):  # [MQTT5-3.1.2-24]
+        if isinstance(answer, Auth) and not self.send(answer):  # [MQTT5-3.1.2-24]
             answer = Denied(ReasonCode.PACKET_TOO_LARGE, "AUTH is larger than the client's Maximum Packet Size")
         if isinstance(answer, Denied):
             end = self.disconnect if self.state is ConnectionState.CONNECTED else self.refuse
@@ -260,7 +253,7 @@ class SessionEngine:
         if self.protocol_version == MQTT_5 and (self.negotiated is None or self.negotiated.problem_information):
             properties.reason_string = reason
         if self.protocol_version == MQTT_5 or connack_return_code(reason_code) is not None:  # [MQTT311-3.2.2-6]
-            self._send(Connack(session_present=False, reason_code=reason_code, properties=properties))
+            self.send(Connack(session_present=False, reason_code=reason_code, properties=properties))
         self._close(reason)
 
     def record_appended(self, record: AppendRecord) -> None:
@@ -268,8 +261,8 @@ class SessionEngine:
         incoming = self.incoming
         assert incoming is not None
         incoming.acknowledge(record.packet_id)
-        if self.paused and self.paused & _UNACKNOWLEDGED and incoming.unacknowledged <= _UNACKNOWLEDGED_MAX_3 // 2:
-            self._resume(_UNACKNOWLEDGED)
+        if self.paused & reading.UNACKNOWLEDGED and incoming.unacknowledged <= reading.UNACKNOWLEDGED_MAX_3 // 2:
+            self.resume(reading.UNACKNOWLEDGED)
 
     def record_refused(self, record: AppendRecord, reason_code: ReasonCode, reason: str) -> None:
         """Kafka refused the record for good: a negative PUBACK, or, in 3.1.1, which has none, the end."""
@@ -279,7 +272,7 @@ class SessionEngine:
         if self.state is ConnectionState.CLOSED:
             return
         if self.protocol_version == MQTT_5:
-            incoming.answer(record.packet_id, self._negative_puback(record.packet_id, reason_code, reason))
+            incoming.answer(record.packet_id, negative_puback(self, record.packet_id, reason_code, reason))
         else:
             self.disconnect(reason_code, reason)
 
@@ -287,9 +280,9 @@ class SessionEngine:
         """Message and identifier are committed: PUBREC in its turn."""
         assert self.flows is not None
         self.flows.committed(effect.packet_id)
-        self._release_early(self.flows)
-        if self.paused and self.paused & _UNACKNOWLEDGED and self.flows.pending <= _UNACKNOWLEDGED_MAX_3 // 2:
-            self._resume(_UNACKNOWLEDGED)
+        release_early(self, self.flows)
+        if self.paused & reading.UNACKNOWLEDGED and self.flows.pending <= reading.UNACKNOWLEDGED_MAX_3 // 2:
+            self.resume(reading.UNACKNOWLEDGED)
 
     def exactly_once_refused(self, effect: AppendExactlyOnce, reason_code: ReasonCode, reason: str) -> None:
         """Kafka refused the message for good: a negative PUBREC, or, in 3.1.1, which has none, the end."""
@@ -298,7 +291,7 @@ class SessionEngine:
             self.incoming.refused += 1
         if self.protocol_version == MQTT_5 and self.state is ConnectionState.CONNECTED:
             self.flows.refused(effect.packet_id, reason_code, reason)
-            self._release_early(self.flows)
+            release_early(self, self.flows)
         else:
             self.flows.withdraw(effect.packet_id)
             self.disconnect(reason_code, reason)
@@ -322,14 +315,14 @@ class SessionEngine:
         """The positions are known: SUBACK, so that nothing published from here on is missed."""
         if self.state is not ConnectionState.CONNECTED:
             return
-        self._send(Suback(packet_id, reason_codes))
+        self.send(Suback(packet_id, reason_codes))
         self._release_held(now)
 
     def unsubscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float) -> None:
         """UNSUBACK [MQTT5-3.10.4-4] [MQTT311-3.10.4-4]."""
         if self.state is not ConnectionState.CONNECTED:
             return
-        self._send(Unsuback(packet_id, reason_codes))
+        self.send(Unsuback(packet_id, reason_codes))
         self._release_held(now)
 
     def deliver(self, delivery: Delivery, grant: Grant, now: float) -> None:
@@ -396,7 +389,7 @@ class SessionEngine:
     def writing_resumed(self, now: float) -> None:
         """The socket takes more again."""
         self._writable = True
-        self._resume(_UNREAD)
+        self.resume(reading.UNREAD)
         if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
             self.outgoing.writable = True
             self.outgoing.drain(self._wall_ms(now))
@@ -404,9 +397,9 @@ class SessionEngine:
     def backbone_full(self, full: bool) -> None:
         """The publisher's buffer is full (or no longer): stop reading rather than drop."""
         if full:
-            self._pause(_BACKBONE)
+            self.pause(reading.BACKBONE)
         else:
-            self._resume(_BACKBONE)
+            self.resume(reading.BACKBONE)
 
     def disconnect(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:
         """The edge ends the connection; a 5.0 client is told why [MQTT5-4.13.1-1]."""
@@ -431,13 +424,13 @@ class SessionEngine:
         """`now` has reached `get_timer()`: act on whatever is due."""
         if self._read_again_at is not None and now >= self._read_again_at:
             self._read_again_at = None
-            self._resume(_RATE)
+            self.resume(reading.RATE)
         if self.state in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
-            if now >= self._accepted_at + self._limits.connect_timeout_s:
+            if now >= self._accepted_at + self.limits.connect_timeout_s:
                 self.state = next_state(self.state, ConnectionEvent.CONNECT_TIMEOUT)
                 self._close("no CONNECT within the time limit")
         elif self.state is ConnectionState.CONNECTED and self._silent_until() <= now:
-            if self.paused & ~_UNREAD:  # it is we who do not listen: the silence starts anew
+            if self.paused & ~reading.UNREAD:  # it is we who do not listen: the silence starts anew
                 self._last_received = now
                 return
             self.state = next_state(self.state, ConnectionEvent.KEEP_ALIVE_EXPIRED)
@@ -446,7 +439,7 @@ class SessionEngine:
     def get_timer(self) -> float | None:
         """When to call `handle_timer`, on the clock of `now`; None: never."""
         if self.state in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
-            return self._accepted_at + self._limits.connect_timeout_s
+            return self._accepted_at + self.limits.connect_timeout_s
         if self.state is ConnectionState.CLOSED:
             return None
         due = self._silent_until()
@@ -461,7 +454,7 @@ class SessionEngine:
             figures = {
                 "received": self.incoming.received,
                 "refused": self.incoming.refused,
-                "unacknowledged": self._unacknowledged(),
+                "unacknowledged": unacknowledged(self),
             }
         return figures | (self.outgoing.statistics() if self.outgoing is not None else {})
 
@@ -483,7 +476,7 @@ class SessionEngine:
         ):
             self._hold(packet)
         elif isinstance(packet, Publish):
-            self._on_publish(packet)
+            on_publish(self, packet)
         elif isinstance(packet, Pingreq):
             self.out.append(_PINGRESP)  # [MQTT5-3.12.4-1] [MQTT311-3.12.4-1]
         elif isinstance(packet, Subscribe):
@@ -499,7 +492,7 @@ class SessionEngine:
         elif isinstance(packet, Pubrec):
             self._on_pubrec(packet, now)
         elif isinstance(packet, Pubrel):
-            self._on_pubrel(packet)
+            on_pubrel(self, packet)
         elif isinstance(packet, Pubcomp):
             if self.outgoing is not None:
                 self.outgoing.completed(packet.packet_id, self._wall_ms(now))
@@ -511,7 +504,7 @@ class SessionEngine:
             raise ProtocolError("a second CONNECT", "MQTT5-3.1.0-2")  # [MQTT311-3.1.0-2]
         self.protocol_version = packet.protocol_version
         self.connect = packet
-        negotiated = negotiate(packet, self._limits, self._capabilities, self._new_client_id())
+        negotiated = negotiate(packet, self.limits, self.capabilities, self._new_client_id())
         if isinstance(negotiated, Refusal):
             self.refuse(negotiated.reason_code, negotiated.reason)
             return
@@ -523,111 +516,13 @@ class SessionEngine:
             self.authentication = Authentication(packet.properties.authentication_method)
         self.effects.append(Authenticate(packet, negotiated.client_id))
 
-    def _on_publish(self, packet: Publish) -> None:
-        incoming = self.incoming
-        if incoming is None:
-            incoming = self._first_publish()
-        incoming.received += 1
-        qos = packet.qos
-        properties = packet.properties
-        if qos > self._capabilities.qos_max:
-            raise QosNotSupported(f"QoS {qos} is above the Maximum QoS", "MQTT5-3.2.2-11")
-        if qos and self._unacknowledged() >= self._limits.receive_maximum_in:
-            self._too_many_unacknowledged(packet)
-        target = incoming.target(packet)
-        if qos == 2:
-            self._on_publish_exactly_once(packet, target)
-        elif isinstance(target, ReasonCode):
-            self._refuse_publish(incoming, packet, target)
-        elif packet.retain or properties is not None:
-            if packet.retain and not self._capabilities.retain_available and self.protocol_version == MQTT_5:
-                raise RetainNotSupported("Retain Available is 0", "MQTT5-3.2.2-14")
-            headers = record_headers(packet, target, self._limits)
-            if isinstance(headers, ReasonCode):
-                self._refuse_publish(incoming, packet, headers)
-            else:
-                record = incoming.append(packet, target, headers)
-                retains = packet.retain and self._capabilities.retain_available
-                self.effects.append(AppendRetained(*record) if retains else record)
-        else:
-            self.effects.append(incoming.append(packet, target, target.headers[qos]))
-
-    def _on_publish_exactly_once(self, packet: Publish, target: PublishTarget | ReasonCode) -> None:
-        flows = self._flows()
-        if flows.is_known(packet.packet_id):
-            return
-        if packet.retain and not self._capabilities.retain_available and self.protocol_version == MQTT_5:
-            raise RetainNotSupported("Retain Available is 0", "MQTT5-3.2.2-14")
-        flows.begin(packet.packet_id)
-        headers = target if isinstance(target, ReasonCode) else record_headers(packet, target, self._limits)
-        if isinstance(target, ReasonCode) or isinstance(headers, ReasonCode):
-            assert self.incoming is not None
-            assert isinstance(headers, ReasonCode)
-            self.incoming.refused += 1
-            flows.refused(packet.packet_id, headers, "")
-            return
-        retains = packet.retain and self._capabilities.retain_available
-        self.effects.append(AppendExactlyOnce(packet.packet_id, target, packet.payload, headers, retains))
-
-    def _on_pubrel(self, packet: Pubrel) -> None:
-        packet_id = packet.packet_id
-        if self.flows is not None and self.flows.release(packet_id):
-            if self.is_durable:
-                self.effects.append(ForgetReceived(packet_id))
-            else:
-                self.flows.forgotten(packet_id)
-        elif self.flows is None or not self.flows.is_under_way(packet_id):
-            # nobody knows the identifier any more: the flow is through [MQTT5-4.3.3-11]
-            self._send(Pubcomp(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
-
-    def _release_early(self, flows: IncomingFlows) -> None:
-        if self.state is ConnectionState.CONNECTED:
-            for packet_id in flows.take_early():
-                self._on_pubrel(Pubrel(packet_id))
-
     def _on_pubrec(self, packet: Pubrec, now: float) -> None:
         outgoing = self.outgoing
         if packet.reason_code >= ReasonCode.UNSPECIFIED_ERROR:  # the client refuses it: done [MQTT5-4.3.3-4]
             if outgoing is not None:
                 outgoing.completed(packet.packet_id, self._wall_ms(now))
         elif outgoing is None or not outgoing.received(packet.packet_id):
-            self._send(Pubrel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
-
-    def _flows(self, received: frozenset[int] = frozenset()) -> IncomingFlows:
-        if self.flows is None:
-            is_5 = self.protocol_version == MQTT_5
-            self.flows = IncomingFlows(self.out, self._negative_pubrec if is_5 else None, received)
-        return self.flows
-
-    def _unacknowledged(self) -> int:
-        """PUBLISH packets that count to our Receive Maximum [MQTT5-4.9.0-1]."""
-        incoming, flows = self.incoming, self.flows
-        return (incoming.unacknowledged if incoming is not None else 0) + (flows.begun if flows is not None else 0)
-
-    def _first_publish(self) -> Incoming:
-        self.incoming = Incoming(self.out, self.resolve, self._limits.topic_alias_maximum)
-        return self.incoming
-
-    def _too_many_unacknowledged(self, packet: Publish) -> None:
-        if self.protocol_version == MQTT_5:
-            if packet.qos == 2 and self.flows is not None and self.flows.is_under_way(packet.packet_id):
-                return  # sent again: counted already
-            raise ReceiveMaximumExceeded(
-                f"more than {self._limits.receive_maximum_in} unacknowledged PUBLISH packets", "MQTT5-3.3.4-7"
-            )
-        # what waits for its PUBREL does not count: it would never come if we did not read
-        waiting = self.incoming.unacknowledged if self.incoming is not None else 0
-        if waiting + (self.flows.pending if self.flows is not None else 0) >= _UNACKNOWLEDGED_MAX_3:
-            self._pause(_UNACKNOWLEDGED)
-
-    def _refuse_publish(self, incoming: Incoming, packet: Publish, reason_code: ReasonCode) -> None:
-        """A definite refusal: 5.0 hears it in PUBACK; 3.1.1 gets a normal PUBACK [MQTT311-3.3.5-2]."""
-        if not packet.qos:
-            incoming.refuse(packet, None)
-        elif self.protocol_version == MQTT_5:
-            incoming.refuse(packet, self._negative_puback(packet.packet_id, reason_code, ""))
-        else:
-            incoming.refuse(packet, puback(packet.packet_id))
+            self.send(Pubrel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _on_subscribe(self, packet: Subscribe) -> None:
         self._opened_outgoing()
@@ -643,9 +538,9 @@ class SessionEngine:
                 self.protocol_version,
                 negotiated.receive_maximum,
                 negotiated.packet_bytes_max,
-                self._limits.buffer_messages_max,
-                self._limits.buffer_bytes_max,
-                min(negotiated.topic_alias_maximum, self._limits.topic_alias_maximum),
+                self.limits.buffer_messages_max,
+                self.limits.buffer_bytes_max,
+                min(negotiated.topic_alias_maximum, self.limits.topic_alias_maximum),
                 self._emit if self.is_durable else None,
             )
             self.outgoing.writable = self._writable
@@ -658,7 +553,7 @@ class SessionEngine:
         if not self._take_session_expiry(packet):
             raise ProtocolError("Session Expiry Interval was 0 in CONNECT and must stay 0", "MQTT5 §3.14.2.2.2")
         self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
-        if not _is_normal(packet):  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
+        if not is_normal(packet):  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
             self._publish_will()
         self._close("DISCONNECT")
 
@@ -669,7 +564,7 @@ class SessionEngine:
         if expiry_s and not self.negotiated.session_expiry_requested_s:
             return False
         if expiry_s is not None:
-            self.session_expiry_s = min(expiry_s, self._capabilities.session_expiry_s_max)
+            self.session_expiry_s = min(expiry_s, self.capabilities.session_expiry_s_max)
         return True
 
     # Ends ----------------------------------------------------------------------------------------------------------
@@ -685,7 +580,7 @@ class SessionEngine:
             self._say_goodbye(True, ReasonCode.PROTOCOL_ERROR if second else violation.reason_code, str(violation))
             return
         waits = before is ConnectionState.AWAITING_CONNECT or self.authentication is not None  # for its CONNACK
-        if waits and _may_be_told(violation, version):
+        if waits and may_be_told(violation, version):
             self.out.append(encode(Connack(reason_code=violation.reason_code), version or 4))
         self._close(str(violation))
 
@@ -697,7 +592,7 @@ class SessionEngine:
                 properties = Properties(server_reference=server_reference)
                 if self.negotiated is not None and self.negotiated.problem_information:
                     properties.reason_string = reason
-                self._send(Disconnect(reason_code, properties))
+                self.send(Disconnect(reason_code, properties))
             self._publish_will()
         self._close(reason)
 
@@ -715,7 +610,7 @@ class SessionEngine:
 
     def _publish_will(self) -> None:
         will = self.will
-        if will is not None and not _is_normal(self._leaving):  # a DISCONNECT that waits counts [MQTT5-3.14.4-3]
+        if will is not None and not is_normal(self._leaving):  # a DISCONNECT that waits counts [MQTT5-3.14.4-3]
             assert self.connect is not None
             self.connect.will = None  # once or not at all [MQTT5-3.1.2-10] [MQTT311-3.1.2-10]
             self.effects.append(PublishWill(will))
@@ -737,11 +632,11 @@ class SessionEngine:
         if isinstance(packet, Disconnect):
             self._leaving = packet
         if len(self._held) >= _HELD_MAX:
-            self._pause(_HELD)
+            self.pause(reading.HELD)
 
     def _release_held(self, now: float) -> None:
         held, self._held = self._held, None
-        self._resume(_HELD)
+        self.resume(reading.HELD)
         try:
             for packet in held or ():
                 self._on_packet(packet, now)
@@ -750,12 +645,14 @@ class SessionEngine:
         except ProtocolViolation as violation:
             self._violated(violation)
 
-    def _pause(self, why: int) -> None:
+    def pause(self, why: int) -> None:
+        """Stop reading; `why` is one of `edge.session.reading`."""
         if not self.paused:
             self.effects.append(PauseReading())
         self.paused |= why
 
-    def _resume(self, why: int) -> None:
+    def resume(self, why: int) -> None:
+        """Read again, unless there is another reason not to."""
         if self.paused and not (self.paused & ~why):
             self.effects.append(ResumeReading())
         self.paused &= ~why
@@ -763,27 +660,12 @@ class SessionEngine:
     def _silent_until(self) -> float:
         assert self.negotiated is not None
         keep_alive_s = self.negotiated.keep_alive_s
-        return self._last_received + keep_alive_s * self._limits.keep_alive_factor if keep_alive_s else float("inf")
+        return self._last_received + keep_alive_s * self.limits.keep_alive_factor if keep_alive_s else float("inf")
 
     def _wall_ms(self, now: float) -> int:
         return int(now * 1000 + self.wall_offset_ms)
 
-    def _negative_puback(self, packet_id: int, reason_code: ReasonCode, reason: str) -> bytes:
-        return self._negative(Puback(packet_id, reason_code), reason)
-
-    def _negative_pubrec(self, packet_id: int, reason_code: ReasonCode, reason: str) -> bytes:
-        return self._negative(Pubrec(packet_id, reason_code), reason)
-
-    def _negative(self, packet: Puback | Pubrec, reason: str) -> bytes:
-        negotiated = self.negotiated
-        assert negotiated is not None
-        if reason and negotiated.problem_information:
-            packet.properties = Properties(reason_string=reason)
-        encoded = encode_within(packet, MQTT_5, negotiated.packet_bytes_max)  # [MQTT5-3.4.2-2] [MQTT5-3.5.2-2]
-        packet.properties = None
-        return encoded if encoded is not None else encode(packet, MQTT_5)
-
-    def _send(self, packet: Packet) -> bool:
+    def send(self, packet: Packet) -> bool:
         """Whether the packet is one that the client takes [MQTT5-3.1.2-24]; else it is left out."""
         packet_bytes_max = self.negotiated.packet_bytes_max if self.negotiated is not None else None
         if packet_bytes_max is None:
@@ -793,16 +675,3 @@ class SessionEngine:
         if encoded is not None:
             self.out.append(encoded)
         return encoded is not None
-
-
-def _is_normal(packet: Disconnect | None) -> bool:
-    """Whether the client said goodbye without wanting its will published."""
-    return packet is not None and packet.reason_code is ReasonCode.NORMAL_DISCONNECTION
-
-
-def _may_be_told(violation: ProtocolViolation, version: int) -> bool:
-    """Whether a CONNECT that broke the rules is answered [MQTT5-3.1.4-1] or the connection just closed
-    [MQTT311-3.1.4-1]; an unknown protocol level is always answered [MQTT5-3.1.2-2] [MQTT311-3.1.2-2]."""
-    if isinstance(violation, UnsupportedProtocolVersion):
-        return violation.protocol_level is not None
-    return version == MQTT_5

@@ -51,6 +51,7 @@ from edge.session.effects import (
     StoreOutgoing,
     StoreReleased,
 )
+from edge.session.publishing import unacknowledged
 from edge.session.resuming import InFlight, Resuming
 from edge.wire import Connack, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, ReasonCode
 
@@ -273,7 +274,7 @@ class FlowsMachine(RuleBasedStateMachine):
         assert engine.outgoing.resuming is None
         assert not self.entries
         assert engine.flows is None or not engine.flows.received()
-        assert engine._unacknowledged() == 0
+        assert unacknowledged(engine) == 0
 
     def _settles(self) -> bool:
         """One turn without faults; False: there is nothing left to do."""
