@@ -47,6 +47,7 @@ class _Publisher:
     name: str
     completed: dict[str, list[int]] = field(default_factory=dict)
     offered: dict[str, int] = field(default_factory=dict)
+    incomplete: list[str] = field(default_factory=list)
     lost_sessions: int = 0
 
     async def run(self, sizes: Sizes) -> None:
@@ -60,8 +61,11 @@ class _Publisher:
             await asyncio.sleep(1 / sizes.per_s)
         done, _ = await asyncio.wait([future for _, _, future in futures], timeout=QUIET_S * 2)
         for name, number, flow in futures:
-            if flow in done and flow.exception() is None:
+            error = flow.exception() if flow in done else "no end"
+            if error is None:
                 self.completed.setdefault(name, []).append(number)
+            else:
+                self.incomplete.append(f"{name} {number}: {error}")
 
     def connected(self, connack: Connack) -> None:
         if self.client.statistics().connects > 1:
@@ -119,7 +123,8 @@ async def run(fleet: Fleet, sizes: Sizes) -> Outcome:
         "publishers' connections": sum(each.client.statistics().connects for each in publishers),
         "seconds": took_s,
     }
-    outcome.expect(flows == sizes.publishers * sizes.messages, f"{flows} flows were completed")
+    incomplete = [fault for each in publishers for fault in each.incomplete]
+    outcome.faults += summed_up(incomplete, "flows were not completed")
     outcome.expect(not lost_sessions, f"the subscriber's session was lost {lost_sessions} times")
     lost = sum(each.lost_sessions for each in publishers)
     outcome.expect(not lost, f"publishers' sessions were lost {lost} times")

@@ -274,8 +274,10 @@ class ClientEngine:
         match packet:
             case Publish():
                 self._handle_publish(packet, events)
-            case Puback() | Pubcomp():
+            case Puback():
                 self._finish(packet.packet_id, packet.reason_code, packet.properties, events)
+            case Pubcomp():
+                self._handle_pubcomp(packet, events)
             case Pubrec():
                 self._handle_pubrec(packet, events)
             case Pubrel():
@@ -343,6 +345,15 @@ class ClientEngine:
         else:
             outgoing.released = True
             self._send(Pubrel(packet.packet_id))
+
+    def _handle_pubcomp(self, packet: Pubcomp, events: list[Event]) -> None:
+        """The end of a flow; after a reconnect the server may have come to it before: it has the message, then, and
+        does not know the identifier any more (MQTT 5.0 §3.7.2.1)."""
+        code = packet.reason_code
+        outgoing = self._in_flight.get(packet.packet_id)
+        if code is ReasonCode.PACKET_IDENTIFIER_NOT_FOUND and outgoing is not None and outgoing.released:
+            code = ReasonCode.SUCCESS
+        self._finish(packet.packet_id, code, packet.properties, events)
 
     def _not_found(self) -> ReasonCode:
         is_5 = self.settings.protocol_version == 5

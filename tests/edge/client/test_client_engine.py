@@ -115,6 +115,16 @@ def test_qos_2_from_publish_to_pubcomp() -> None:
     assert pair.receive(Pubcomp(1)) == [Acknowledged("token", ReasonCode.SUCCESS)]
 
 
+def test_a_server_that_has_ended_a_released_flow_before_has_the_message() -> None:
+    """PUBCOMP was lost with its connection: PUBREL finds the identifier gone (MQTT 5.0 §3.7.2.1: not an error)."""
+    pair = pair_of()
+    pair.connect()
+    pair.engine.publish(message("x", 2), "token")
+    pair.receive(Pubrec(1))
+    gone = Pubcomp(1, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+    assert pair.receive(gone) == [Acknowledged("token", ReasonCode.SUCCESS)]
+
+
 def test_a_refused_pubrec_ends_the_flow() -> None:
     pair = pair_of()
     pair.connect()
