@@ -150,7 +150,7 @@ class ByKey(Strategy):
     """The member that the key's hash names (rendezvous hashing: a member that leaves moves only its own keys).
 
     A key stays with its member as long as that has messages of it unacknowledged, even when somebody else would be
-    named now: nobody gets a later one before an earlier one is done.
+    named now, even when it has unsubscribed: nobody gets a later one before an earlier one is done.
     """
 
     by_key = True
@@ -163,8 +163,8 @@ class ByKey(Strategy):
     def choose(self, members: Sequence[Candidate], delivery: Delivery) -> Candidate | None:
         key = self._key_of(delivery)
         pinned = self._pinned.get(key)
-        member = pinned[0] if pinned is not None and pinned[0] in members else self._named(members, key)
-        return member if member is not None and member.has_room() else None
+        member = pinned[0] if pinned is not None else self._named(members, key)
+        return member if member is not None and member in members and member.has_room() else None
 
     def handed(self, member: Candidate, delivery: Delivery) -> None:
         key = self._key_of(delivery)

@@ -269,7 +269,7 @@ def test_who_unsubscribes_gets_nothing_new_and_may_acknowledge() -> None:
     assert bench.low_water() == 2
 
 
-def test_a_hash_names_another_member_when_its_own_has_unsubscribed() -> None:
+def test_a_hash_names_another_member_when_its_own_has_unsubscribed_and_is_done() -> None:
     bench, gone, heir = Bench("hash_topic"), holding("m"), holding("n")
     bench.join(gone)
     bench.group.gain(HERE, 0)
@@ -277,6 +277,7 @@ def test_a_hash_names_another_member_when_its_own_has_unsubscribed() -> None:
     bench.group.unsubscribe(gone)
     bench.join(heir)
     bench.feed(message(1))
+    assert not heir.got, "0 is not done"
     gone.acknowledge()
     heir.acknowledge()
     assert (offsets(gone), offsets(heir)) == ([0], [1])
@@ -587,8 +588,8 @@ class CheckingMember(FakeMember):
         group.acknowledged(self, position, offset)
 
     def _check_order(self, delivery: Delivery) -> None:
-        """Nobody else has earlier ones of the key (but who unsubscribed), and none of them is later."""
-        for member in self.machine.members:
+        """Nobody else has earlier ones of the key, and none of them is later."""
+        for member in self.machine.members + self.machine.unsubscribed:
             for held in member.unacknowledged.values():
                 if held.topic_name_utf8 == delivery.topic_name_utf8:
                     self._check(member is self, f"{delivery!r} while {member} has {held!r}")
