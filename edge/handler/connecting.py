@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_id: str) -> None:
     """Accept or refuse one CONNECT.
 
-    1. the node is ready, the CONNECT's turn has come, no ban: else 0x88, 0x9F, 0x8A
+    1. the node is ready, the CONNECT's turn has come, no ban: else 0x88 (0x9C when it is drained), 0x9F, 0x8A
     2. `Authenticator.authenticate`: else 0x86 (0x88 when nobody can say); where CONNECT names an Authentication Method,
        `step_authentication` instead, until it is done: else 0x87
     3. the will's topic name may be published to: else 0x87
@@ -85,9 +85,13 @@ def _credentials(handler: EdgeProtocolHandler, connect: Connect, client_id: str)
     )
 
 
-async def _admitted(services: EdgeServices, credentials: Credentials) -> tuple[ReasonCode, str] | None:
+async def _admitted(
+    services: EdgeServices, credentials: Credentials
+) -> tuple[ReasonCode, str] | tuple[ReasonCode, str, str] | None:
     now = services.loop.time()
     access = services.access
+    if services.is_draining and (elsewhere := services.server_reference()) is not None:
+        return ReasonCode.USE_ANOTHER_SERVER, "this edge is being drained; use another one", elsewhere
     if not services.ready():
         return ReasonCode.SERVER_UNAVAILABLE, "this edge is not ready; try again or use another edge"
     if access.bans.banned(credentials, services.wall_ms() / 1000) is not None:

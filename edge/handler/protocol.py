@@ -320,10 +320,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
                 left_s, self.disconnect, ReasonCode.NOT_AUTHORIZED, "the token expired"
             )
 
-    def refuse(self, reason_code: ReasonCode, reason: str) -> None:
+    def refuse(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:
         """CONNECT is refused."""
         self.services.counters.refused_total += 1
-        self.engine.refuse(reason_code, reason)
+        self.engine.refuse(reason_code, reason, server_reference)
         self._pump()
 
     def disconnect(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:

@@ -81,6 +81,8 @@ class EdgeServices:
     event: Callable[..., None]
     wall_clock_offset_ms: float
     ready: Callable[[], bool] = lambda: True
+    server_reference: Callable[[], str | None] = lambda: None  # the other edges, for clients that have to go
+    is_draining: bool = False
     counters: Counters = field(default_factory=Counters)
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)

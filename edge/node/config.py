@@ -185,6 +185,7 @@ class EdgeConfig(_Table):
     limits: dict[str, Any] = Field(default_factory=dict)
     routes: tuple[dict[str, Any], ...] = ()
     reuse_port: bool = False
+    drain_clients_per_s: float = Field(default=100.0, gt=0)
     advertised_mqtt: str | None = None
     advertised_http: str | None = None
 

@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from bridge.catch_up import CatchUp
+from bridge.control import Control
 from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
 from bridge.log import Log
@@ -30,6 +31,8 @@ from edge.handler.retaining import RetainedPacer
 from edge.handler.services import EdgeServices
 from edge.node.access import build_access
 from edge.node.config import EdgeConfig
+from edge.node.decisions import Decisions
+from edge.node.draining import Drain
 from edge.node.http import start_http
 from edge.node.listeners import Listener, address_text, bound_address, open_listener
 from edge.node.statistics import node_statistics
@@ -46,6 +49,8 @@ CHECKPOINT_INTERVAL_S = 5.0  # what a client may get twice (QoS 1) when its edge
 SESSION_EXPIRY_S_MAX = (MESSAGE_RETENTION_MS - DAY_MS) // 1000  # an offline session's queue is the log (design 6)
 NOT_READY_AFTER_S = 5.0  # without Kafka: new clients are sent elsewhere (design section 6)
 CLOSE_CLIENTS_AFTER_S = 20.0  # without Kafka: the clients that are here move, too
+SHUT_DOWN_S = 10.0  # from SIGTERM to the end, if Kafka is there
+DRAIN_SHARE = 0.6  # of that time is for clients to move one by one; those that are left go all at once
 FLUSH_TIMEOUT_S = 10.0  # what is in flight at the stop is given this long to be acknowledged
 GOODBYE_TIMEOUT_S = 2.0  # for clients to take their last bytes
 
@@ -66,12 +71,18 @@ class EdgeNode:
         self._membership: Membership | None = None
         self._keeper: SessionKeeper | None = None
         self._draining = False
+        self._drain_task: asyncio.Task[None] | None = None
+        self._turn = 0  # of the other nodes' addresses: each client that has to go gets another one first
+        self.drained = asyncio.Event()  # a drain that was asked for is done: nothing is left but to stop
+        self.control: Control | None = None
+        self._decisions: Decisions | None = None
         self._started_ms = int(time.time() * 1000)
         self._incarnation = f"{os.getpid()}-{self._started_ms}"  # `_started_ms` reads it
         self.services: EdgeServices = _NOT_STARTED
 
     async def start(self) -> None:
-        """1. the log, 2. access, deliverer, the retained messages, 3. listeners and HTTP, 4. membership, 5. `$SYS`."""
+        """1. the log, 2. access and what operators have decided, deliverer, sessions, the retained messages,
+        3. listeners and HTTP, 4. membership, 5. `$SYS`."""
         await self._log.start()
         try:
             await self._start_parts()
@@ -82,6 +93,9 @@ class EdgeNode:
     async def stop(self) -> None:
         """The reverse: no new clients, goodbye to the old ones, flush, tombstone, close."""
         self._draining = True
+        if self._drain_task is not None:
+            self._drain_task.cancel()
+            await asyncio.gather(self._drain_task, return_exceptions=True)
         for server in self._servers:
             server.close()
         if self.services is not _NOT_STARTED:
@@ -93,6 +107,10 @@ class EdgeNode:
             await self._http.cleanup()
         if self._membership is not None:
             await self._membership.leave()
+        if self._decisions is not None:
+            await self._decisions.stop()
+        if self.control is not None:
+            await self.control.stop()
         if self.services is not _NOT_STARTED:
             await self.services.access.authenticator.stop()
             if self.services.access.enhanced is not None:
@@ -108,6 +126,39 @@ class EdgeNode:
             await self.services.catch_up.stop()
             await self.services.deliverer.stop()
         await self._log.stop()
+
+    async def shut_down(self, within_s: float = SHUT_DOWN_S) -> None:
+        """Drain for a part of the time, then `stop`: what SIGTERM does. Without another node there is nobody to move
+        clients to: they are told at once."""
+        if self.services is not _NOT_STARTED and self._other_addresses():
+            self._begin_to_drain(self.config.drain_clients_per_s, within_s * DRAIN_SHARE)
+            assert self._drain_task is not None
+            await asyncio.wait({self._drain_task}, timeout=within_s * DRAIN_SHARE)
+        await self.stop()
+
+    def drain(self, clients_per_s: float | None = None) -> None:
+        """Take no new clients and move those that are here to the other nodes; `drained` is set when it is done.
+        Asking again changes the rate."""
+        self._begin_to_drain(clients_per_s or self.config.drain_clients_per_s, None)
+
+    def _begin_to_drain(self, clients_per_s: float, within_s: float | None) -> None:
+        self._draining = self.services.is_draining = True
+        if self.config.reuse_port:  # the kernel gives new connections to the other workers
+            for server in self._servers:
+                server.close()
+        if self._drain_task is not None:
+            self._drain_task.cancel()
+        self._drain_task = asyncio.create_task(self._drain(clients_per_s, within_s))
+
+    async def _drain(self, clients_per_s: float, within_s: float | None) -> None:
+        drain = Drain(self.services, self._server_reference)
+        log.info("%d clients move to other nodes", len(self.services.clients))
+        try:
+            if self._other_addresses():
+                await drain.run(clients_per_s, within_s)
+        finally:
+            log.info("%d clients have moved, %d are left", drain.moved, len(self.services.clients))
+        self.drained.set()
 
     @property
     def mqtt_addresses(self) -> list[tuple[str, int]]:
@@ -153,6 +204,9 @@ class EdgeNode:
     async def _start_parts(self) -> None:
         config = self.config
         self.services = services = self._build_services()
+        decisions = self._decisions = Decisions(services, self._incarnation, self.drain)
+        self.control = Control(self._log, services.publisher.append_future, decisions.take, decisions.tick)
+        await self.control.start()
         await services.access.authenticator.start()
         if services.access.enhanced is not None:
             await services.access.enhanced.start()
@@ -219,6 +273,7 @@ class EdgeNode:
             event=events.record,
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
             ready=self.is_ready,
+            server_reference=self._server_reference,
         )
 
     def _build_ways_out(
@@ -266,9 +321,9 @@ class EdgeNode:
             handler.stop_reading()
         services.waiting_for_room.clear()
         await services.publisher.flush(FLUSH_TIMEOUT_S)  # what was received is acknowledged before the goodbye
-        elsewhere = self._other_addresses()
-        code = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_SHUTTING_DOWN
         for handler in list(services.connections):
+            elsewhere = self._server_reference()
+            code = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_SHUTTING_DOWN
             handler.disconnect(code, "this edge is shutting down; use another one", elsewhere)
         if services.connections:
             services.emptied.clear()
@@ -293,15 +348,23 @@ class EdgeNode:
         live = self._membership.live() if self._membership is not None else ()
         return {self.config.node_id} | {heartbeat.node_id for heartbeat in live}
 
-    def _other_addresses(self) -> str | None:
-        """The Server Reference for clients that have to go: the edges that are up, apart by spaces (MQTT 5.0 4.11)."""
+    def _server_reference(self) -> str | None:
+        """Where a client that has to go finds the other edges that are up, apart by spaces (MQTT 5.0 4.11); each client
+        another one first, so that they spread."""
+        others = self._other_addresses()
+        if not others:
+            return None
+        self._turn += 1
+        first = self._turn % len(others)
+        return " ".join(others[first:] + others[:first])
+
+    def _other_addresses(self) -> list[str]:
         live = self._membership.live() if self._membership is not None else ()
-        others = [
+        return [
             heartbeat.mqtt_address
             for heartbeat in live
             if heartbeat.node_id != self.config.node_id and heartbeat.state == STATE_UP and heartbeat.mqtt_address
         ]
-        return " ".join(others) or None
 
     def _is_live(self, node_id: str, incarnation: str) -> bool:
         """Whether an owner can still release its sessions: it is this process, or its heartbeat is fresh."""

@@ -244,12 +244,12 @@ class SessionEngine:
             end(answer.reason_code, answer.reason)
         return answer is None
 
-    def refuse(self, reason_code: ReasonCode, reason: str) -> None:
+    def refuse(self, reason_code: ReasonCode, reason: str, server_reference: str | None = None) -> None:
         """CONNACK with an error, then close [MQTT5-3.2.2-7] [MQTT311-3.2.2-5]."""
         if self.state not in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
             return
         self.state = next_state(self.state, ConnectionEvent.REFUSED)
-        properties = Properties()
+        properties = Properties(server_reference=server_reference if self.protocol_version == MQTT_5 else None)
         if self.protocol_version == MQTT_5 and (self.negotiated is None or self.negotiated.problem_information):
             properties.reason_string = reason
         if self.protocol_version == MQTT_5 or connack_return_code(reason_code) is not None:  # [MQTT311-3.2.2-6]
