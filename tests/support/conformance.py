@@ -158,6 +158,14 @@ class Client(WireClient):
         """The next PUBLISH, which must be the next packet; nothing is sent in answer."""
         return await self.receive(Publish)
 
+    def waiting(self, kind: type[P]) -> P | None:
+        """The first packet of this kind that has come and was not taken; nothing is waited for."""
+        for index, packet in enumerate(self._packets):
+            if isinstance(packet, kind):
+                del self._packets[index]
+                return packet
+        return None
+
     async def take_message(self) -> Publish:
         """The next PUBLISH, whatever else has come; its QoS 1 or 2 flow is finished."""
         message = await self.take(Publish)
