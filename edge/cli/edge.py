@@ -38,7 +38,8 @@ def run(
     as_json: JsonOption = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Run one edge node until Ctrl-C or SIGTERM: it finishes what is in flight and says goodbye to its clients."""
+    """Run one edge node until Ctrl-C or SIGTERM, or until it is drained: it moves its clients to the other edges,
+    finishes what is in flight and ends."""
     set_up_logging(log_level)
     from_parent = str(config) == "-"
     edge_config = _config_from_stdin() if from_parent else load_config(config)
@@ -98,8 +99,14 @@ async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> Non
         return
     starting.result()
     _announce(node, as_json)
-    await stopping
-    await node.stop()
+    drained = asyncio.ensure_future(node.drained.wait())
+    await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        await node.shut_down()
+    else:
+        await node.stop()
+        stopping.cancel()
+    drained.cancel()
 
 
 async def _run_workers(config: EdgeConfig, workers: int, as_json: bool, from_parent: bool) -> None:
@@ -122,12 +129,22 @@ async def _run_workers(config: EdgeConfig, workers: int, as_json: bool, from_par
                 print_json(ready)
         if not as_json:
             output().print(f"{workers} workers of edge {config.node_id} are ready")
-        await asyncio.wait(
-            [asyncio.ensure_future(stop.wait()), *(asyncio.ensure_future(child.wait()) for child in children)],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await _until_stopped_or_ended(stop, children)
     finally:
         await asyncio.gather(*(child.stop() for child in children))
+
+
+async def _until_stopped_or_ended(stop: asyncio.Event, children: list[Child]) -> None:
+    """A worker that was drained ends with 0, and the others go on without it."""
+    stopping = asyncio.ensure_future(stop.wait())
+    ends = {asyncio.ensure_future(child.wait()) for child in children}
+    while ends:
+        done, _ = await asyncio.wait({stopping, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping in done or any(end.result() for end in done):
+            break
+        ends -= done
+    for task in (stopping, *ends):
+        task.cancel()
 
 
 def _tune_garbage_collection() -> None:

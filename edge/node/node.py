@@ -18,7 +18,7 @@ from bridge.event_log import EventLog
 from bridge.log import Log
 from bridge.membership import Membership
 from bridge.ownership import Ownership
-from bridge.partitioning import RouteTable
+from bridge.partitioning import Destination, RouteTable
 from bridge.point_reads import PointReader
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
@@ -38,7 +38,7 @@ from edge.node.listeners import Listener, address_text, bound_address, open_list
 from edge.node.statistics import node_statistics
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
-from schemas.catalogue import DAY_MS, MESSAGE_RETENTION_MS
+from schemas.catalogue import CONTROL, DAY_MS, MESSAGE_RETENTION_MS
 from schemas.nodes import STATE_DRAINING, STATE_UP, NodeHeartbeat
 from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
 
@@ -51,7 +51,8 @@ NOT_READY_AFTER_S = 5.0  # without Kafka: new clients are sent elsewhere (design
 CLOSE_CLIENTS_AFTER_S = 20.0  # without Kafka: the clients that are here move, too
 SHUT_DOWN_S = 10.0  # from SIGTERM to the end, if Kafka is there
 DRAIN_SHARE = 0.6  # of that time is for clients to move one by one; those that are left go all at once
-FLUSH_TIMEOUT_S = 10.0  # what is in flight at the stop is given this long to be acknowledged
+FLUSH_TIMEOUT_S = 10.0  # what is in flight at the stop is given this long to be acknowledged and stored, all in all
+FLUSH_TIMEOUT_S_MIN = 0.5  # for each of its steps
 GOODBYE_TIMEOUT_S = 2.0  # for clients to take their last bytes
 
 
@@ -72,6 +73,7 @@ class EdgeNode:
         self._keeper: SessionKeeper | None = None
         self._draining = False
         self._drain_task: asyncio.Task[None] | None = None
+        self._stop_by = 0.0  # on the loop's clock
         self._turn = 0  # of the other nodes' addresses: each client that has to go gets another one first
         self.drained = asyncio.Event()  # a drain that was asked for is done: nothing is left but to stop
         self.control: Control | None = None
@@ -90,8 +92,10 @@ class EdgeNode:
             await self.stop()
             raise
 
-    async def stop(self) -> None:
-        """The reverse: no new clients, goodbye to the old ones, flush, tombstone, close."""
+    async def stop(self, within_s: float = FLUSH_TIMEOUT_S) -> None:
+        """The reverse: no new clients, goodbye to the old ones, flush, tombstone, close. What Kafka does not
+        acknowledge in this time is given up."""
+        self._stop_by = asyncio.get_running_loop().time() + within_s
         self._draining = True
         if self._drain_task is not None:
             self._drain_task.cancel()
@@ -118,8 +122,9 @@ class EdgeNode:
             if self.services.pacer is not None:
                 self.services.pacer.stop()
             await self._end_sessions()
-            await self.services.sessions.stop()
-            await self.services.publisher.stop(FLUSH_TIMEOUT_S)
+            self._take_command_back()
+            await self.services.sessions.stop(self._left_s())
+            await self.services.publisher.stop(self._left_s())
             await self.services.ownership.stop()
             if self.services.retained is not None:
                 await self.services.retained.stop()
@@ -130,11 +135,12 @@ class EdgeNode:
     async def shut_down(self, within_s: float = SHUT_DOWN_S) -> None:
         """Drain for a part of the time, then `stop`: what SIGTERM does. Without another node there is nobody to move
         clients to: they are told at once."""
+        stop_by = asyncio.get_running_loop().time() + within_s
         if self.services is not _NOT_STARTED and self._other_addresses():
             self._begin_to_drain(self.config.drain_clients_per_s, within_s * DRAIN_SHARE)
             assert self._drain_task is not None
             await asyncio.wait({self._drain_task}, timeout=within_s * DRAIN_SHARE)
-        await self.stop()
+        await self.stop(stop_by - asyncio.get_running_loop().time())
 
     def drain(self, clients_per_s: float | None = None) -> None:
         """Take no new clients and move those that are here to the other nodes; `drained` is set when it is done.
@@ -320,7 +326,7 @@ class EdgeNode:
         for handler in list(services.connections):
             handler.stop_reading()
         services.waiting_for_room.clear()
-        await services.publisher.flush(FLUSH_TIMEOUT_S)  # what was received is acknowledged before the goodbye
+        await services.publisher.flush(self._left_s())  # what was received is acknowledged before the goodbye
         for handler in list(services.connections):
             elsewhere = self._server_reference()
             code = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_SHUTTING_DOWN
@@ -340,9 +346,19 @@ class EdgeNode:
         """What sessions keep is stored and their claims are released before the log goes."""
         endings = list(self.services.endings)
         if endings:
-            _, pending = await asyncio.wait(endings, timeout=FLUSH_TIMEOUT_S)
+            _, pending = await asyncio.wait(endings, timeout=self._left_s())
             for task in pending:
                 task.cancel()
+
+    def _left_s(self) -> float:
+        """Of the time that `stop` has."""
+        return max(FLUSH_TIMEOUT_S_MIN, self._stop_by - asyncio.get_running_loop().time())
+
+    def _take_command_back(self) -> None:
+        """A drain command has done its work with this process; in the log it would only take room."""
+        command = self.control.view.command(self.config.node_id) if self.control is not None else None
+        if command is not None and command.incarnation == self._incarnation:
+            self.services.publisher.append(Destination(CONTROL, 0, command.key.encode()), None, (), None, None)
 
     def _live_nodes(self) -> set[str]:
         live = self._membership.live() if self._membership is not None else ()

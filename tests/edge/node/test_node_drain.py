@@ -168,6 +168,9 @@ async def test_a_command_in_the_log_drains_the_node_it_names() -> None:
         assert packet.reason_code is ReasonCode.USE_ANOTHER_SERVER
         await asyncio.wait_for(b.drained.wait(), 5)
         assert a.is_ready()
+        assert b.control is not None
+        b._take_command_back()
+        await until(lambda: b.control is not None and b.control.view.command("b") is None)
 
 
 async def test_a_node_on_its_own_has_nowhere_to_send_its_clients() -> None:
