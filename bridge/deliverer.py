@@ -350,7 +350,7 @@ class Deliverer:
                     frames: dict[Any, Any] | None = {} if len(grants) > 1 else None  # encoded packets to share
                     delivery = read_delivery(kafka_topic, partition, record, name, frames)
                 except HeadwaterError as error:
-                    self._dead_letter(position, record, error)
+                    self.dead_letter(position, record, error)
                     continue
                 expiry_s = delivery.expiry_s
                 if expiry_s is not None and delivery.timestamp_ms + expiry_s * 1000 <= now_ms:
@@ -411,7 +411,7 @@ class Deliverer:
         self._counts["subscriber_errors"] += 1
         log.exception("a subscriber raised on %r; it did not get it", delivery)
 
-    def _dead_letter(self, position: Position, record: Record, error: Exception) -> None:
+    def dead_letter(self, position: Position, record: Record, error: Exception) -> None:
         self._counts["unreadable_records"] += 1
         log.warning("%s[%d]@%d cannot be read and is skipped: %s", *position, record.offset, error)
         if self._publisher is None:

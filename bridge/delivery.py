@@ -70,6 +70,18 @@ class Delivery(NamedTuple):
         return f"<Delivery {self.topic_name_utf8!r} {self.kafka_topic}[{self.partition}]@{self.offset}>"
 
 
+class SharedDelivery(Delivery):
+    """A delivery by a shared subscription: `group` hears when the member has acknowledged it."""
+
+    group: Any
+
+    @classmethod
+    def of(cls, delivery: Delivery, group: Any) -> SharedDelivery:
+        shared = cls(*delivery)
+        shared.group = group
+        return shared
+
+
 def read_topic_name(
     kafka_topic: str, record: Record, topic_name_from_key: Callable[[str, bytes | None], str | None]
 ) -> bytes:

@@ -15,6 +15,7 @@ from bridge.kafka_consumer import KafkaLogConsumer
 from bridge.kafka_producer import KafkaProducer
 from bridge.kafka_transactions import KafkaTransactionalProducer
 from bridge.log import LogError, LogUnavailable, PendingRecord, Position, ProducerPoisoned
+from bridge.shared.kafka_lease import KafkaLeases
 
 REQUEST_TIMEOUT_MS = 10_000  # a dead connection is given up after this; the batch is sent again with its number
 RETRY_BACKOFF_MS = 50
@@ -97,6 +98,10 @@ class KafkaLog:
     def transactional_producer(self, transactional_id: str) -> KafkaTransactionalProducer:
         assert self._connection is not None, "start the log first"
         return KafkaTransactionalProducer(self._connection, transactional_id, self._request_timeout_ms)
+
+    def leases(self) -> KafkaLeases:
+        assert self._connection is not None, "start the log first"
+        return KafkaLeases(self._connection)
 
     def statistics(self) -> dict[str, Any]:
         return {**self._counts, "batches_open": self._producer.open_batches if self._producer is not None else 0}

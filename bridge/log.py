@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from schemas.errors import HeadwaterError
+
+if TYPE_CHECKING:
+    from bridge.shared.lease import Leases
 
 Position: TypeAlias = tuple[str, int]
 """A partition: (kafka_topic, partition)."""
@@ -271,6 +274,10 @@ class Log(Protocol):
 
     def transactional_producer(self, transactional_id: str) -> TransactionalProducer:
         """A new producer, to be started; starting and stopping it is all that fencing another process takes."""
+        ...
+
+    def leases(self) -> Leases:
+        """How the node takes its part of shared subscriptions' partitions (`bridge.shared`)."""
         ...
 
     def statistics(self) -> dict[str, Any]: ...

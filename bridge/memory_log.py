@@ -29,6 +29,7 @@ from bridge.log import (
     RecordRefused,
     TransactionAborted,
 )
+from bridge.shared.memory_lease import MemoryGroups, MemoryLeases
 
 FETCH_RECORDS_MAX = 500  # per answer: what the pump handles without giving way to the loop
 BATCH_BYTES_MAX = 2 * 1024 * 1024  # max.message.bytes of the mqtt.* topics
@@ -84,6 +85,7 @@ class MemoryLog:
     """Partitions come into being when they are first used. ``clock_ms`` gives the records their timestamps."""
 
     def __init__(self, clock_ms: Callable[[], int] | None = None) -> None:
+        self.groups = MemoryGroups()
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
         self._partitions: dict[Position, _Partition] = {}
         self._waiting: deque[tuple[Position, list[PendingRecord], asyncio.Future[int]]] = deque()
@@ -138,6 +140,9 @@ class MemoryLog:
 
     def transactional_producer(self, transactional_id: str) -> MemoryTransactionalProducer:
         return MemoryTransactionalProducer(self, transactional_id)
+
+    def leases(self) -> MemoryLeases:
+        return self.groups.node()
 
     def statistics(self) -> dict[str, Any]:
         return {"appended": self.appended, "partitions": len(self._partitions), "renewals": self.renewals}

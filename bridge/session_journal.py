@@ -25,8 +25,8 @@ class OutgoingJournal:
         """The record that says what became of the message under this packet id; to be written in the order of calls."""
         sent_to = self._sent_to.setdefault(packet_id, {})
         position = (entry.kafka_topic, entry.partition)
-        others = {at: offset for at, offset in sent_to.items() if at != position or entry.topic_name is not None}
-        if entry.topic_name is None:  # a retained message is found by its name
+        others = {at: offset for at, offset in sent_to.items() if at != position or not entry.moves_position}
+        if entry.moves_position:
             sent_to[position] = max(entry.offset + 1, sent_to.get(position, 0))
         return outgoing_record(self._client_id, self._epoch, packet_id, entry, others)
 

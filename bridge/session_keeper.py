@@ -49,7 +49,7 @@ class SessionKeeper:
         retained: RetainedMessages | None,
         live: Callable[[], Iterable[str]],
         clock_ms: Callable[[], int],
-        on_expired: Callable[[str], None] = lambda client_id: None,
+        on_over: Callable[[SessionState], None] = lambda state: None,
     ) -> None:
         self._ownership = ownership
         self._sessions = sessions
@@ -58,7 +58,7 @@ class SessionKeeper:
         self._retained = retained
         self._live = live
         self._clock_ms = clock_ms
-        self._on_expired = on_expired
+        self._on_over = on_over
         self._counts = dict.fromkeys(("adopted", "expired", "wills", "failures"), 0)
 
     async def run(self) -> None:
@@ -139,7 +139,7 @@ class SessionKeeper:
             await self._sessions.write_now(client_id, epoch, records)
         if state is None and stored is not None:
             self._counts["expired"] += 1
-            self._on_expired(client_id)
+            self._on_over(stored.state)
         return state is not None
 
 

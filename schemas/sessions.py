@@ -92,7 +92,10 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingEntry:
-    """Where a message in flight is found again; one that was retained is found by its ``topic_name``."""
+    """Where a message in flight is found again; one that was retained is found by its ``topic_name``.
+
+    ``shared``: it came by a shared subscription, which other sessions have, too.
+    """
 
     kafka_topic: str
     partition: int
@@ -100,6 +103,12 @@ class OutgoingEntry:
     qos: int
     state: OutgoingState = "sent"
     topic_name: str | None = None
+    shared: bool = False
+
+    @property
+    def moves_position(self) -> bool:
+        """Whether the session has come past the message: what was retained or shared is beside its own way."""
+        return self.topic_name is None and not self.shared
 
 
 @dataclass(slots=True)
@@ -313,7 +322,7 @@ def amend(progress: SessionProgress, kind: bytes, data: bytes) -> None:
         progress.outgoing.pop(packet_id, None)
     else:
         progress.outgoing[packet_id] = entry
-    if entry.topic_name is None:
+    if entry.moves_position:
         sent_to[entry.kafka_topic, entry.partition] = entry.offset + 1
     for position, offset in sent_to.items():
         progress.positions[position] = max(progress.positions.get(position, 0), offset)
@@ -343,8 +352,10 @@ def _checked_packet_id(value: Any) -> int:
 
 def _entry_values(entry: OutgoingEntry) -> list[Any]:
     values: list[Any] = [entry.kafka_topic, entry.partition, entry.offset, entry.qos, entry.state]
-    if entry.topic_name is not None:
+    if entry.topic_name is not None or entry.shared:
         values.append(entry.topic_name)
+    if entry.shared:
+        values.append(True)
     return values
 
 
@@ -352,8 +363,11 @@ def _entry(values: list[Any]) -> OutgoingEntry:
     kafka_topic, partition, offset, qos, state, *rest = values
     if state not in _OUTGOING_STATES:
         raise ValueError(f"unknown state {state!r}")
-    topic_name = _text(rest[0]) if rest else None
-    return OutgoingEntry(_text(kafka_topic), _number(partition), _number(offset), _number(qos), state, topic_name)
+    topic_name = _text(rest[0]) if rest and rest[0] is not None else None
+    shared = len(rest) > 1 and _flag(rest[1])
+    return OutgoingEntry(
+        _text(kafka_topic), _number(partition), _number(offset), _number(qos), state, topic_name, shared
+    )
 
 
 def _subscription(values: list[Any]) -> StoredSubscription:

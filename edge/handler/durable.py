@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from bridge.delivery import Delivery, SharedDelivery
 from bridge.log import PendingRecord, Position, RecordRefused
 from bridge.retained_view import RetainedDelivery
 from bridge.session_journal import OutgoingJournal
@@ -30,7 +31,6 @@ from schemas.sessions import (
 )
 
 if TYPE_CHECKING:
-    from bridge.delivery import Delivery
     from edge.handler.protocol import EdgeProtocolHandler
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ class DurableSession:
         assert outgoing is not None
         entry = self.entries[effect.packet_id] = outgoing_entry(delivery, 2)
         place = (delivery.kafka_topic, delivery.partition)
-        if any((each.kafka_topic, each.partition) == place for each in outgoing.inflight.values()):
+        beside = isinstance(delivery, SharedDelivery | RetainedDelivery)
+        if not beside and any((each.kafka_topic, each.partition) == place for each in outgoing.inflight.values()):
             self._write(self._progress_record(self.progress()), effect)
         else:
             self._write(self._journal.record(effect.packet_id, entry), effect)
@@ -115,6 +116,7 @@ class DurableSession:
             entry.qos,
             "done" if is_done else "released",
             entry.topic_name,
+            entry.shared,
         )
         if not is_done:
             self.entries[effect.packet_id] = entry
@@ -224,6 +226,8 @@ class DurableSession:
             for topic_filter in filters
             if (each := table.subscription(topic_filter, self._handler)) is not None
         )
+        if self._handler.sharing is not None:
+            subscriptions += tuple(self._handler.sharing.filters.values())
         expiry_s = self._handler.engine.session_expiry_s
         state = self._state(subscriptions, expiry_s, connected=connected, will_due_ms=will_due_ms)
         return self._records(state, progress)
@@ -269,11 +273,12 @@ class DurableSession:
         outgoing = dict(self.entries)
         if engine.outgoing is not None:
             for packet_id, delivery in engine.outgoing.inflight.items():
-                outgoing[packet_id] = outgoing_entry(delivery, 1)
+                if not isinstance(delivery, SharedDelivery):  # another member gets it
+                    outgoing[packet_id] = outgoing_entry(delivery, 1)
             if engine.outgoing.resuming is not None:
                 for entry in engine.outgoing.resuming.left():
                     outgoing[entry.packet_id] = OutgoingEntry(
-                        *entry.position, entry.offset, entry.qos, "sent", entry.retained_name
+                        *entry.position, entry.offset, entry.qos, "sent", entry.retained_name, entry.is_shared
                     )
         progress = SessionProgress(self._positions(), outgoing)
         if engine.flows is not None:
@@ -336,4 +341,5 @@ class _RetainSink:
 def outgoing_entry(delivery: Delivery, qos: int) -> OutgoingEntry:
     """How a message in flight is found again."""
     topic_name = delivery.topic_name if isinstance(delivery, RetainedDelivery) else None
-    return OutgoingEntry(delivery.kafka_topic, delivery.partition, delivery.offset, qos, "sent", topic_name)
+    is_shared = isinstance(delivery, SharedDelivery)
+    return OutgoingEntry(delivery.kafka_topic, delivery.partition, delivery.offset, qos, "sent", topic_name, is_shared)

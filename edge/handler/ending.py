@@ -39,6 +39,9 @@ def end_session(handler: EdgeProtocolHandler) -> None:
         _end_stored(handler, durable)
     elif services.ownership.is_owner(durable.client_id, durable.epoch):
         services.ownership.forget(durable.client_id, durable.epoch)
+    if handler.sharing is not None:
+        handler.sharing.gone(for_ever=not handler.engine.session_expiry_s)
+        handler.sharing = None
     services.catch_up.forget(handler)
     handler.behind = None
     subscribing.remove_all(handler)
@@ -57,7 +60,7 @@ def abandon_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     if services.table.filters_of(handler):
         subscribing.remove_all(handler)
     else:
-        close_filters(handler, opened.subscriptions)
+        close_filters(handler, opened.ordinary)
     records = None
     if opened.expiry_s:
         records = durable.unchanged_records(opened.subscriptions, opened.progress, opened.expiry_s)

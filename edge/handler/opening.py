@@ -26,6 +26,7 @@ from edge.session.publish_headers import record_headers
 from edge.session.resuming import InFlight, Resuming
 from edge.wire import Publish, ReasonCode, Will
 from schemas.sessions import SessionProgress, StoredSession, StoredSubscription, StoredWill, deletion_records
+from schemas.topics import SHARE_PREFIX
 
 if TYPE_CHECKING:
     from bridge.ownership import Claimed
@@ -49,6 +50,7 @@ class Opened:
     session_present: bool = False
     progress: SessionProgress = field(default_factory=SessionProgress)
     subscriptions: tuple[StoredSubscription, ...] = ()
+    ordinary: tuple[StoredSubscription, ...] = ()  # those that are not shared
     expiry_s: int = 0  # of the session as it was found, in case the client does not stay for CONNACK
 
     def resuming(self) -> Resuming | None:
@@ -65,6 +67,7 @@ class Opened:
                     entry.offset,
                     entry.state == "released",
                     entry.topic_name,
+                    entry.shared,
                 )
                 for packet_id, entry in self.progress.outgoing.items()
             ),
@@ -117,16 +120,19 @@ async def _opened(handler: EdgeProtocolHandler, claimed: Claimed, durable: Durab
                 opened.progress = stored.progress
                 opened.expiry_s = stored.state.expiry_s
                 opened.subscriptions = _still_allowed(handler, stored)
+                opened.ordinary = tuple(each for each in opened.subscriptions if not _is_shared(each))
+            else:
+                services.forget_shared(each.topic_filter for each in stored.state.subscriptions if _is_shared(each))
     durable.entries = {packet_id: entry for packet_id, entry in opened.progress.outgoing.items() if entry.qos == 2}
-    if not await _read_filters(handler, opened.subscriptions):
+    if not await _read_filters(handler, opened.ordinary):
         return _UNAVAILABLE
     if not handler.is_open or not services.ownership.is_owner(durable.client_id, durable.epoch):
-        close_filters(handler, opened.subscriptions)
+        close_filters(handler, opened.ordinary)
         return _SUPERSEDED
     try:
         await _store(handler, opened)
     except BaseException:
-        close_filters(handler, opened.subscriptions)
+        close_filters(handler, opened.ordinary)
         raise
     return opened
 
@@ -179,6 +185,10 @@ def _still_allowed(handler: EdgeProtocolHandler, stored: StoredSession) -> tuple
     authorizer, principal = handler.services.access.authorizer, handler.principal
     assert principal is not None
     return tuple(each for each in stored.state.subscriptions if authorizer.may_subscribe(principal, each.topic_filter))
+
+
+def _is_shared(subscription: StoredSubscription) -> bool:
+    return subscription.topic_filter.startswith(SHARE_PREFIX)
 
 
 async def _read_filters(handler: EdgeProtocolHandler, subscriptions: tuple[StoredSubscription, ...]) -> bool:
@@ -242,7 +252,7 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     resuming = opened.resuming()
     needs = resuming.needs() if resuming is not None else {}
     needed: set[Position] = set()
-    for each in opened.subscriptions:
+    for each in opened.ordinary:
         partitions = services.deliverer.partitions_of(each.topic_filter)
         needed |= partitions
         services.table.add(_subscription(handler, each, {position: needs.get(position, 0) for position in partitions}))
@@ -255,9 +265,13 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     if resuming is None or engine.outgoing is None:
         return
     resend_retained(handler)
-    for position in {entry.position for entry in resuming.left()} - needed:
-        handler.caught_up(position)  # unsubscribed since
+    beside = {entry.position for entry in resuming.beside if entry.is_shared}
+    for position in {entry.position for entry in resuming.left() if not entry.is_beside} - needed | beside:
+        handler.caught_up(position)  # unsubscribed since, or shared
     services.catch_up.wake(handler)
+    shared = tuple(each for each in opened.subscriptions if _is_shared(each))
+    if shared:
+        handler.share_again(shared)
 
 
 async def resend_by_position(handler: EdgeProtocolHandler, position: Position) -> None:
@@ -300,13 +314,13 @@ def resend_retained(handler: EdgeProtocolHandler) -> None:
     resuming = outgoing.resuming if outgoing is not None else None
     if outgoing is None or resuming is None:
         return
-    for entry in resuming.retained:
-        if entry.packet_id not in resuming.packet_ids:
+    for entry in resuming.beside:
+        if entry.packet_id not in resuming.packet_ids or entry.retained_name is None:
             continue
         if not outgoing.has_room:
             handler.resends_retained = True  # and on, when the client has acknowledged something
             return
-        name = (entry.retained_name or "").encode()
+        name = entry.retained_name.encode()
         message = services.retained.view.get(name, services.wall_ms()) if services.retained is not None else None
         place = (*entry.position, entry.offset)
         if message is not None and (message.kafka_topic, message.partition, message.offset) == place:

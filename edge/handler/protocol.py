@@ -36,6 +36,7 @@ from edge.handler.opening import Opened, resend_by_position, resend_retained, re
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
+from edge.handler.sharing import SharedMember
 from edge.handler.targets import resolve_target
 from edge.session.authenticating import StepAuthentication
 from edge.session.effects import (
@@ -60,6 +61,7 @@ from edge.session.effects import (
 from edge.session.engine import SessionEngine
 from edge.session.transitions import ConnectionState
 from edge.wire import Packet, ReasonCode, encode
+from schemas.sessions import StoredSubscription
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.retaining: Retaining | None = None  # what new subscriptions are still due
         self.behind: set[Position] | None = None  # partitions that are read again for this client
         self.durable: DurableSession | None = None  # from CONNACK to the end of the connection
+        self.sharing: SharedMember | None = None  # the client's part in shared subscriptions
         self.will_is_due = False
         self.resends_retained = False  # retained messages of an earlier connection wait for the window
         self.engine = SessionEngine(
@@ -134,6 +137,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         engine.receive_data(data, self._loop.time())
         if self.resends_retained:
             resend_retained(self)
+        if self.sharing is not None:
+            self.sharing.wake()
         if engine.effects:
             self._perform()
         if engine.out:
@@ -165,6 +170,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._read_on()
         if self.retaining is not None:
             self.retaining.wake()
+        if self.sharing is not None:
+            self.sharing.wake()
 
     # LateSubscriber (bridge.deliverer, bridge.catch_up) and AppendSink (bridge.publisher) ----------------------------
 
@@ -210,6 +217,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """The engine may want something done, or have something to send: that leaves with the batch."""
         if self.engine.effects:
             self._perform()
+        if self.sharing is not None:
+            self.sharing.settle()
         if not self._is_dirty and self.engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)
@@ -418,6 +427,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     async def _resend(self, position: Position) -> None:
         """What no filter of the session matches any more, or is not there any more."""
         await resend_by_position(self, position)
+
+    def share_again(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
+        """A resumed session takes part in its shared subscriptions again."""
+        self.sharing = SharedMember(self)
+        self._spawn(self.sharing.resume, subscriptions)
 
     async def _stored(self) -> bool:
         """A stored session's subscriptions are committed; False: they are not, and the connection has ended."""

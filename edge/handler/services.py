@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from bridge.point_reads import PointReader
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
 from bridge.session_store import SessionStore
+from bridge.shared.shared_subscriptions import SharedSubscriptions
 from bridge.subscriptions import SubscriptionTable
 from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.access.acl import Authorizer
@@ -76,6 +77,7 @@ class EdgeServices:
     ownership: Ownership
     sessions: SessionStore
     point_reader: PointReader
+    shared: SharedSubscriptions
     start_offsets: Callable[[Set[Position]], Awaitable[dict[Position, int]]]
     plugins: PluginManager[Any] | None
     event: Callable[..., None]
@@ -123,6 +125,13 @@ class EdgeServices:
     def is_full(self) -> bool:
         """What waits for Kafka is so much that no client is read any further."""
         return self.publisher.is_full or self.sessions.is_full
+
+    def forget_shared(self, share_filters: Iterable[str]) -> None:
+        """A session with these shared subscriptions is over: their Kafka groups go with the last one."""
+        for share_filter in share_filters:
+            task = self.loop.create_task(self.shared.forget(share_filter), name="headwater-share-forget")
+            self.endings.add(task)
+            task.add_done_callback(self.endings.discard)
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from bridge.subscriptions import Subscription
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
+from edge.handler.sharing import SharedMember
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
-from schemas.topics import check_topic_filter
+from schemas.topics import SHARE_PREFIX, check_topic_filter
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -38,6 +39,11 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
         if refusal is not None:
             codes.append(refusal)
             continue
+        if request.topic_filter.startswith(SHARE_PREFIX):
+            if handler.sharing is None:
+                handler.sharing = SharedMember(handler)
+            codes.append(await handler.sharing.subscribe(request, identifiers[0] if identifiers else None))
+            continue
         waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, moment)
         if waiter is not None:
             waiters.append(waiter)
@@ -60,6 +66,8 @@ def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tu
 
 def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     """Remove one subscription of this client; False if there was none."""
+    if topic_filter.startswith(SHARE_PREFIX):
+        return handler.sharing is not None and handler.sharing.unsubscribe(topic_filter)
     if handler.services.table.remove(topic_filter, handler) is None:
         return False
     handler.services.deliverer.remove_filter(topic_filter)
@@ -84,9 +92,9 @@ def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> Reas
         check_topic_filter(topic_filter, levels_max=limits.topic_levels_max, bytes_max=limits.topic_name_bytes_max)
     except TopicError:
         return ReasonCode.TOPIC_FILTER_INVALID  # [MQTT5-4.7.1-1] [MQTT311-4.7.1-2]
-    if topic_filter.startswith("$share/"):
+    if not services.capabilities.shared_subscription_available and topic_filter.startswith(SHARE_PREFIX):
         return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-    held = services.table.filters_of(handler)
+    held = (*services.table.filters_of(handler), *(handler.sharing.filters if handler.sharing is not None else ()))
     if topic_filter not in held and len(held) >= limits.subscriptions_per_client_max:
         return ReasonCode.QUOTA_EXCEEDED
     assert handler.principal is not None

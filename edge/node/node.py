@@ -25,6 +25,7 @@ from bridge.retained import RetainedMessages
 from bridge.retained_view import RetainedView
 from bridge.session_keeper import SessionKeeper
 from bridge.session_store import SessionStore
+from bridge.shared.shared_subscriptions import SharedSubscriptions
 from bridge.subscriptions import SubscriptionTable
 from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.handler.retaining import RetainedPacer
@@ -41,6 +42,8 @@ from edge.wire import ReasonCode
 from schemas.catalogue import CONTROL, DAY_MS, MESSAGE_RETENTION_MS
 from schemas.nodes import STATE_DRAINING, STATE_UP, NodeHeartbeat
 from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
+from schemas.sessions import SessionState
+from schemas.topics import SHARE_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +126,7 @@ class EdgeNode:
                 self.services.pacer.stop()
             await self._end_sessions()
             self._take_command_back()
+            await self.services.shared.stop()
             await self.services.sessions.stop(self._left_s())
             await self.services.publisher.stop(self._left_s())
             await self.services.ownership.stop()
@@ -262,6 +266,7 @@ class EdgeNode:
             capabilities=Capabilities(
                 qos_max=2,
                 retain_available=True,
+                shared_subscription_available=True,
                 session_expiry_s_max=SESSION_EXPIRY_S_MAX,
                 authentication_methods=access.enhanced.methods if access.enhanced is not None else frozenset(),
             ),
@@ -274,6 +279,14 @@ class EdgeNode:
             ownership=ownership,
             sessions=SessionStore(self._log, config.node_id, ownership, after_batch=lambda: self.services.flush_soon()),
             point_reader=PointReader(self._log, routes),
+            shared=SharedSubscriptions(
+                self._log,
+                routes,
+                self._log.leases(),
+                after_batch=lambda: self.services.flush(),
+                is_held=lambda share_filter: self.services.sessions.view.holds_filter(share_filter),
+                dead_letter=deliverer.plain.dead_letter,
+            ),
             start_offsets=self._log.start_offsets,
             plugins=None,
             event=events.record,
@@ -311,6 +324,7 @@ class EdgeNode:
             services.retained,
             self._live_nodes,
             services.wall_ms,
+            on_over=self._session_over,
         )
 
     async def _start_retained(self, services: EdgeServices) -> None:
@@ -397,6 +411,11 @@ class EdgeNode:
             return incarnation != self._incarnation
         heartbeat = self._membership.view.get(node_id) if self._membership is not None else None
         return heartbeat is not None and _started_ms(incarnation) < heartbeat.started_ms
+
+    def _session_over(self, state: SessionState) -> None:
+        """Nobody comes back to the session."""
+        filters = (each.topic_filter for each in state.subscriptions)
+        self.services.forget_shared(each for each in filters if each.startswith(SHARE_PREFIX))
 
     def _session_lost(self, client_id: str, epoch: int) -> None:
         """A later claim: the connection that has the session here ends, and with it its ownership."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from bridge.delivery import Delivery
+from bridge.delivery import Delivery, SharedDelivery
 from bridge.log import Position
 from bridge.retained_view import RetainedDelivery
 from bridge.subscriptions import Grant
@@ -54,6 +54,7 @@ class Outgoing:
         "resuming",
         "sent",
         "sent_to",
+        "shared_done",
         "too_large",
         "writable",
     )
@@ -86,6 +87,7 @@ class Outgoing:
         self.inflight: dict[int, Delivery] = {}
         self.flows: dict[int, OutgoingFlow] = {}
         self.resuming: Resuming | None = None  # what an earlier connection of the session has left in flight
+        self.shared_done: list[SharedDelivery] = []  # the shared subscriptions are to hear of these
         self.sent_to: dict[Position, int] = {}  # behind the last QoS 2 message that was begun, per partition
         self.writable = True
         self.overflowed = False
@@ -144,8 +146,11 @@ class Outgoing:
         inflight = self.inflight
         position, end = 0, len(data) - 3
         while position < end and data[position] == 0x40 and data[position + 1] == 2:
-            if inflight.pop(data[position + 2] << 8 | data[position + 3], None) is None:
+            delivery = inflight.pop(data[position + 2] << 8 | data[position + 3], None)
+            if delivery is None:
                 break
+            if delivery.__class__ is SharedDelivery:
+                self.shared_done.append(delivery)
             position += 4
         if position and self._queue:
             self.drain(int(now * 1000 + wall_offset_ms))
@@ -153,8 +158,11 @@ class Outgoing:
 
     def acknowledged(self, packet_id: int, now: float, wall_offset_ms: float) -> bool:
         """PUBACK: the identifier is free again and the window moves; False if it was not in flight."""
-        if self.inflight.pop(packet_id, None) is None:
+        delivery = self.inflight.pop(packet_id, None)
+        if delivery is None:
             return False
+        if isinstance(delivery, SharedDelivery):
+            self.shared_done.append(delivery)
         if self._queue:
             self.drain(int(now * 1000 + wall_offset_ms))
         return True
@@ -170,6 +178,7 @@ class Outgoing:
         delivery = flow.delivery
         assert delivery is not None
         self._put_out(delivery, 2, flow.retain, flow.subscription_ids, wall_ms, packet_id, flow.dup)
+        self._keep_if_shared(delivery)
 
     def received(self, packet_id: int) -> bool:
         """PUBREC of success: PUBREL follows, once that is stored [MQTT5-4.3.3-4] [MQTT311-4.3.3-1]; False: not in
@@ -291,7 +300,7 @@ class Outgoing:
         """The first offset that waits in the buffer, per partition; QoS 0 and retained messages do not count."""
         waiting: dict[Position, int] = {}
         for delivery, qos, _, _ in self._queue or ():
-            if qos and not isinstance(delivery, RetainedDelivery):
+            if qos and not isinstance(delivery, RetainedDelivery | SharedDelivery):
                 waiting.setdefault((delivery.kafka_topic, delivery.partition), delivery.offset)
         return waiting
 
@@ -328,18 +337,19 @@ class Outgoing:
             self._last_id = packet_id
             self.flows[packet_id] = OutgoingFlow(Outbound.SENT, delivery)
             self._window -= 1
+            self._keep_if_shared(delivery)
 
     def _begin_stored(self, delivery: Delivery, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int) -> None:
         if self._is_limited and self._is_too_large(
             publish_frame(delivery, self._version, 2, retain, subscription_ids, wall_ms), 2
         ):
-            self.too_large += 1
+            self._skip(delivery)
             return
         self._last_id = packet_id = self._free_packet_id()
         self.flows[packet_id] = OutgoingFlow(Outbound.STORING, delivery, retain, subscription_ids)
         self._window -= 1
         self.sent += 1
-        if not isinstance(delivery, RetainedDelivery):
+        if not isinstance(delivery, RetainedDelivery | SharedDelivery):
             self.sent_to[delivery.kafka_topic, delivery.partition] = delivery.offset + 1
         assert self._emit is not None
         self._emit(StoreOutgoing(packet_id, delivery))
@@ -368,7 +378,7 @@ class Outgoing:
                 alias = None
                 frame = publish_frame(delivery, self._version, qos, retain, subscription_ids, wall_ms, dup)
             if self._is_too_large(frame, qos):
-                self.too_large += 1
+                self._skip(delivery)
                 return False
         head, tail = frame
         if alias is not None and alias.is_new:
@@ -381,6 +391,23 @@ class Outgoing:
 
     def _is_too_large(self, frame: Frame, qos: int) -> bool:
         return len(frame[0]) + len(frame[1]) + (2 if qos else 0) > self._packet_bytes_max
+
+    def _skip(self, delivery: Delivery) -> None:
+        """The client takes no packet of that size: as if it were delivered [MQTT5-3.1.2-25]."""
+        self.too_large += 1
+        if isinstance(delivery, SharedDelivery):
+            self.shared_done.append(delivery)
+
+    def _keep_if_shared(self, delivery: Delivery) -> None:
+        """With QoS 2 it is this session's from its PUBLISH on, and nobody else's [MQTT5-4.8.2-4] [MQTT5-4.8.2-5]."""
+        if isinstance(delivery, SharedDelivery):
+            self.shared_done.append(delivery)
+
+    def shared_flows(self) -> list[tuple[Position, int]]:
+        """Where the QoS 2 messages lie that came by shared subscriptions: nobody else gets them
+        [MQTT5-4.8.2-4] [MQTT5-4.8.2-5]."""
+        deliveries = [flow.delivery for flow in self.flows.values() if isinstance(flow.delivery, SharedDelivery)]
+        return [((each.kafka_topic, each.partition), each.offset) for each in deliveries]
 
     def _alias(self, topic_name_utf8: bytes) -> Alias | None:
         """The alias for the Topic Name, at most as many as the client takes [MQTT5-3.3.2-8] [MQTT5-3.1.2-26]."""

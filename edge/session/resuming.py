@@ -20,6 +20,13 @@ class InFlight:
     offset: int
     is_released: bool = False
     retained_name: str | None = None
+    is_shared: bool = False
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether reading the session's partitions again does not bring it: it was retained, or came by a shared
+        subscription."""
+        return self.retained_name is not None or self.is_shared
 
 
 @dataclass(slots=True)
@@ -29,7 +36,7 @@ class Resuming:
     starts: dict[Position, int]
     released: tuple[int, ...] = ()
     packet_ids: set[int] = field(default_factory=set)
-    retained: tuple[InFlight, ...] = ()
+    beside: tuple[InFlight, ...] = ()
     _by_position: dict[Position, dict[int, InFlight]] = field(default_factory=dict)
 
     @classmethod
@@ -40,10 +47,10 @@ class Resuming:
             dict(starts),
             tuple(entry.packet_id for entry in entries if entry.is_released),
             {entry.packet_id for entry in entries if not entry.is_released},
-            tuple(entry for entry in entries if entry.retained_name is not None and not entry.is_released),
+            tuple(entry for entry in entries if entry.is_beside and not entry.is_released),
         )
         for entry in entries:
-            if not entry.is_released and entry.retained_name is None:
+            if not entry.is_released and not entry.is_beside:
                 resuming._by_position.setdefault(entry.position, {})[entry.offset] = entry
         return resuming
 
@@ -74,9 +81,8 @@ class Resuming:
         return not self.packet_ids and not self._by_position
 
     def left(self, position: Position | None = None) -> list[InFlight]:
-        """What has not been sent again: of one partition, or of all with the retained ones."""
+        """What has not been sent again: of one partition, or of all with what came beside."""
         partitions = self._by_position.values() if position is None else [self._by_position.get(position, {})]
         entries = [entry for partition in partitions for entry in partition.values()]
-        if position is None:
-            entries += self.retained
+        entries += (each for each in self.beside if position is None or (each.is_shared and each.position == position))
         return [entry for entry in entries if entry.packet_id in self.packet_ids]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 from support.logs import READ_S
 
 from bridge.delivery import Delivery
-from bridge.log import Log, LogUnavailable, Position
+from bridge.log import Log, Position
 from bridge.partitioning import RouteTable
-from bridge.shared.assignor import NodeClaim, assign
 from bridge.shared.group import ShareGroup
-from bridge.shared.lease import LeaseHolder, LeaseLost, Leases
+from bridge.shared.lease import Leases
+from bridge.shared.memory_lease import MemoryGroups, MemoryLease, MemoryLeases
 from bridge.shared.shared_subscriptions import SharedSubscriptions
 from bridge.subscriptions import Grant
 from schemas.message import Message
 from schemas.records import encode_headers
+
+__all__ = ["FakeMember", "MemoryGroups", "MemoryLease", "MemoryLeases", "eventually", "make_node", "record", "until_in"]
 
 Held = tuple[ShareGroup, Position, int]
 
@@ -104,158 +106,3 @@ def make_node(
     return SharedSubscriptions(
         source, routes, leases, after_batch=lambda: None, strategy=lambda share_filter: strategy, **options
     )
-
-
-class MemoryGroups:
-    """What Kafka's group coordinator does, for the nodes of one test: rebalances, and low-water marks."""
-
-    def __init__(self) -> None:
-        self.marks: dict[str, dict[Position, int]] = {}
-        self.leases: dict[str, list[MemoryLease]] = {}
-        self.deleted: list[str] = []
-        self.is_away = False
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._dirty: set[str] = set()
-
-    def node(self) -> MemoryLeases:
-        return MemoryLeases(self)
-
-    def changed(self, group_id: str) -> None:
-        self._dirty.add(group_id)
-        task = self._tasks.get(group_id)
-        if task is None or task.done():
-            self._tasks[group_id] = asyncio.get_running_loop().create_task(self._rebalance(group_id))
-
-    async def quiet(self) -> None:
-        """Until no rebalance goes on."""
-        while any(not task.done() for task in self._tasks.values()):
-            await asyncio.wait([task for task in self._tasks.values() if not task.done()])
-
-    def owners(self, group_id: str) -> dict[Position, list[MemoryLease]]:
-        found: dict[Position, list[MemoryLease]] = {}
-        for lease in self.leases.get(group_id, []):
-            for position in lease.owned:
-                found.setdefault(position, []).append(lease)
-        return found
-
-    async def _rebalance(self, group_id: str) -> None:
-        while group_id in self._dirty:
-            self._dirty.remove(group_id)
-            leases = list(self.leases.get(group_id, ()))
-            claims = {lease.name: NodeClaim(lease.weight, lease.partitions, lease.owned, 1) for lease in leases}
-            assigned = assign(claims)
-            await asyncio.gather(*(lease.settle(assigned[lease.name]) for lease in leases))
-
-
-class MemoryLeases:
-    """One node's way to the groups."""
-
-    def __init__(self, groups: MemoryGroups) -> None:
-        self.groups = groups
-        self.made: list[MemoryLease] = []
-
-    def lease(self, group_id: str, partitions: Set[Position]) -> MemoryLease:
-        lease = MemoryLease(self.groups, group_id, frozenset(partitions))
-        self.made.append(lease)
-        return lease
-
-    async def delete(self, group_id: str) -> bool:
-        await asyncio.sleep(0)
-        if self.groups.is_away:
-            raise LogUnavailable("no coordinator")
-        if self.groups.leases.get(group_id):
-            return False
-        if self.groups.marks.pop(group_id, None) is None:
-            return False
-        self.groups.deleted.append(group_id)
-        return True
-
-    def crash(self) -> None:
-        """The node dies: its session times out, and it stores nothing more."""
-        for lease in self.made:
-            lease.drop_out()
-
-
-class MemoryLease:
-    """A lease of `MemoryGroups`."""
-
-    names = 0
-
-    def __init__(self, groups: MemoryGroups, group_id: str, partitions: frozenset[Position]) -> None:
-        MemoryLease.names += 1
-        self.name = f"lease-{MemoryLease.names:06}"
-        self.groups = groups
-        self.group_id = group_id
-        self.partitions = partitions
-        self.owned: frozenset[Position] = frozenset()
-        self.weight = 0
-        self.valid = True
-        self.holder: LeaseHolder | None = None
-        self.gate = asyncio.Event()  # cleared: this node hears nothing of what is stored
-        self.gate.set()
-
-    @property
-    def is_member(self) -> bool:
-        return self in self.groups.leases.get(self.group_id, ())
-
-    def start(self, holder: LeaseHolder, weight: int) -> None:
-        self.holder, self.weight = holder, weight
-        self.groups.leases.setdefault(self.group_id, []).append(self)
-        self.groups.changed(self.group_id)
-
-    def is_valid(self) -> bool:
-        return self.valid and self.is_member
-
-    def reweigh(self, weight: int) -> None:
-        self.weight = weight
-        self.groups.changed(self.group_id)
-
-    async def commit(self, positions: Mapping[Position, int]) -> None:
-        await asyncio.sleep(0)
-        if self.groups.is_away:
-            raise LogUnavailable("no coordinator")
-        if not self.is_member:
-            raise LeaseLost("not a member")
-        marks = self.groups.marks.setdefault(self.group_id, {})
-        for position, offset in positions.items():
-            assert offset >= marks.get(position, 0), "a low-water mark never goes back"
-            marks[position] = offset
-
-    async def committed(self) -> dict[Position, int]:
-        await asyncio.sleep(0)
-        await self.gate.wait()
-        if self.groups.is_away:
-            raise LogUnavailable("no coordinator")
-        return dict(self.groups.marks.get(self.group_id, {}))
-
-    async def leave(self) -> None:
-        await asyncio.sleep(0)
-        self.drop_out()
-
-    def drop_out(self) -> None:
-        if self.is_member:
-            self.groups.leases[self.group_id].remove(self)
-            self.groups.changed(self.group_id)
-
-    def expire(self) -> None:
-        """The others gave the node up, and it hears of it; it joins again."""
-        assert self.holder is not None
-        self.drop_out()
-        self.owned = frozenset()
-        self.holder.lost()
-        self.groups.leases[self.group_id].append(self)
-        self.groups.changed(self.group_id)
-
-    async def settle(self, assigned: frozenset[Position]) -> None:
-        assert self.holder is not None
-        if not self.is_member:
-            return
-        gained, revoked = assigned - self.owned, self.owned - assigned
-        if revoked:
-            await self.holder.revoked(revoked)
-            self.owned -= revoked
-            self.groups.changed(self.group_id)
-        if gained:
-            await self.holder.gained(gained)
-            self.owned |= gained
-        self.holder.settled()

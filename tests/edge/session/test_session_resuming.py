@@ -335,7 +335,7 @@ def test_needs() -> None:
     resuming = left(in_flight(1, 41), in_flight(2, 45), in_flight(4, 12, released=True), retained, other=9)
     assert resuming.needs() == {POSITION: 41, OTHER: 9}
     assert resuming.released == (4,)
-    assert resuming.retained == (retained,)
+    assert resuming.beside == (retained,)
     assert resuming.packet_ids == {1, 2, 3}
     assert [entry.packet_id for entry in resuming.left(POSITION)] == [1, 2]
     assert [entry.packet_id for entry in resuming.left()] == [1, 2, 3]
