@@ -187,6 +187,7 @@ async def test_a_stored_session_takes_part_again_and_completes_its_qos_2() -> No
                     assert (again.payload, again.packet_id, again.dup) == (first.payload, first.packet_id, True)
                     await until(lambda: len(b.services.shared.groups()[SHARE].members) == 2)
                     async with takers(client) as [member]:
+                        await client.send(Pubrec(again.packet_id))
                         sent = await publish(a, 60, 1)
                         await until(lambda: set(rest.payloads + member.payloads) >= sent)
                         assert member.messages
