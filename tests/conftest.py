@@ -17,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--host", default="127.0.0.1", help="where it listens, together with --port")
     group.addoption("--port", type=int, help="without it a Headwater edge on a log in memory is started")
     group.addoption("--websocket-port", type=int, help="where it serves WebSocket under /mqtt")
+    group.addoption("--scram", metavar="USER:PASSWORD", help="a user whom it knows for SCRAM-SHA-256")
 
 
 def pytest_report_header() -> str:
