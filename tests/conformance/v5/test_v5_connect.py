@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from support.conformance import (
     RUN,
+    WAIT_S,
     Clients,
     connect_frame,
     new_client_id,
@@ -244,7 +245,7 @@ async def test_an_assigned_client_id_is_that_of_the_session(clients: Clients) ->
     second = await durable(clients, first.client_id)
     assert second.connack.session_present == (second.session_expiry_s(60) > 0)
     assert second.connack.properties.assigned_client_identifier is None
-    await first.closed_for(ReasonCode.SESSION_TAKEN_OVER)
+    await first.closed_for(ReasonCode.SESSION_TAKEN_OVER, wait_s=WAIT_S)
 
 
 @pytest.mark.statement("MQTT5-3.1.3-8")
@@ -299,7 +300,7 @@ async def test_the_same_client_id_again_takes_over(clients: Clients) -> None:
     other = await clients.connect()
     first = await clients.connect()
     second = await clients.connect(first.client_id)
-    said = await first.closed_for(ReasonCode.SESSION_TAKEN_OVER)
+    said = await first.closed_for(ReasonCode.SESSION_TAKEN_OVER, wait_s=WAIT_S)
     assert said is not None
     await second.ping()
     await other.ping()

@@ -20,7 +20,7 @@ async def test_every_pingreq_is_answered(clients: Clients) -> None:
 
 
 @pytest.mark.statement("MQTT5-2.1.3-1", "MQTT5-4.13.1-1")
-@pytest.mark.parametrize("flags", [1, 2, 4, 8, 15])
+@pytest.mark.parametrize("flags", [1, 8])
 @pytest.mark.parametrize(
     ("packet_type", "body"),
     [(4, b"\0\1"), (5, b"\0\1"), (7, b"\0\1"), (12, b"")],
@@ -46,7 +46,7 @@ async def test_disconnect_with_reserved_flags_is_an_error_and_no_disconnect(clie
 
 
 @pytest.mark.statement("MQTT5-3.14.2-1")
-@pytest.mark.parametrize("code", [0x01, 0x03, 0x18, 0x84, 0x8B, 0x8E, 0xFF])
+@pytest.mark.parametrize("code", [0x01, 0x18, 0x8E, 0xFF])
 async def test_disconnect_with_a_code_that_no_client_may_send_is_an_error(clients: Clients, code: int) -> None:
     """Seen by the will, too: this was no normal disconnection."""
     topic_name = new_topic_name()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.conformance import Client, Clients, new_topic_name
+from support.conformance import WAIT_S, Client, Clients, new_topic_name
 from support.limited import durable, lacks_qos_2, lacks_sessions
 
 from edge.wire import (
@@ -155,7 +155,7 @@ async def test_a_takeover_resumes_the_session(clients: Clients) -> None:
     first = await durable(clients)
     await first.subscribe(topic_name, qos=1)
     second = await durable(clients, first.client_id)
-    await first.closed_for(ReasonCode.SESSION_TAKEN_OVER)
+    await first.closed_for(ReasonCode.SESSION_TAKEN_OVER, wait_s=WAIT_S)
     assert second.connack.session_present == (second.session_expiry_s(60) > 0)
     await second.close()
     third = await durable(clients, first.client_id)
