@@ -25,7 +25,7 @@ from bridge.partitioning import RouteTable
 from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
 from bridge.session_store import SessionLost, SessionStore, session_position
-from bridge.wills import publish_will
+from bridge.wills import store_with_will
 from schemas.sessions import SessionState, StoredSession, StoredWill, deletion_records, progress_record, state_record
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,6 @@ class SessionKeeper:
         state, will = settled(stored.state, self._clock_ms()) if stored is not None else (None, None)
         if will is not None:
             self._counts["wills"] += 1
-            await publish_will(will, self._routes, self._publisher, self._retained)
         position = session_position(client_id)
         stale = self._sessions.view.stale_keys(client_id, epoch)
         records: list[tuple[Position, PendingRecord]] = [(position, record) for record in deletion_records(stale)]
@@ -136,7 +135,14 @@ class SessionKeeper:
             records.insert(0, (position, progress_record(client_id, epoch, stored.progress)))
             records.insert(0, (position, state_record(epoch, state)))
         if records:
-            await self._sessions.write_now(client_id, epoch, records)
+            await store_with_will(
+                will,
+                records,
+                lambda records: self._sessions.write_now(client_id, epoch, records),
+                self._routes,
+                self._publisher,
+                self._retained,
+            )
         if state is None and stored is not None:
             self._counts["expired"] += 1
             self._on_over(stored.state)

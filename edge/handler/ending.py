@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bridge.log import LogError, PendingRecord, Position
 from bridge.session_store import SessionLost, session_position
-from bridge.wills import publish_will
+from bridge.wills import store_with_will
 from edge.handler import subscribing
 from edge.handler.opening import Opened, close_filters
 from schemas.sessions import StoredWill, deletion_records
@@ -96,12 +96,18 @@ async def _finish(
     try:
         if will is not None:
             services.counters.wills_published += 1
-            await publish_will(will, services.routes, services.publisher, services.retained)
         if records is None:
             position = session_position(client_id)
             keys = services.sessions.view.stale_keys(client_id, epoch + 1)
             records = [(position, record) for record in deletion_records(keys)]
-        await services.sessions.write_now(client_id, epoch, records)
+        await store_with_will(
+            will,
+            records,
+            lambda records: services.sessions.write_now(client_id, epoch, records),
+            services.routes,
+            services.publisher,
+            services.retained,
+        )
     except SessionLost:
         log.warning("client %s: this edge was too slow: the session went on without its last steps here", client_id)
     except LogError as error:

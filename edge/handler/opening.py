@@ -19,7 +19,7 @@ from bridge.log import LogError, PendingRecord, Position
 from bridge.retained_view import retained_delivery
 from bridge.session_store import SessionLost, session_position
 from bridge.subscriptions import Subscription
-from bridge.wills import publish_will
+from bridge.wills import store_with_will
 from edge.access.principal import Principal
 from edge.handler.durable import DurableSession
 from edge.session.publish_headers import record_headers
@@ -82,6 +82,7 @@ async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Op
     assert negotiated is not None
     client_id = principal.client_id
     stores = negotiated.session_expiry_s > 0 or connect.will is not None or not connect.clean_start
+    asked_ms = services.wall_ms()  # what is due after this is not: the client is back
     try:
         claimed = await services.ownership.claim(client_id, principal.name, stores)
     except LogError as error:
@@ -91,7 +92,7 @@ async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Op
         return ReasonCode.NOT_AUTHORIZED, "this client id belongs to another user"
     durable = DurableSession(handler, client_id, claimed.epoch, is_stored=stores)
     try:
-        opened = await _opened(handler, claimed, durable)
+        opened = await _opened(handler, claimed, durable, asked_ms)
     except SessionLost:
         opened = _SUPERSEDED
     except LogError as error:
@@ -105,17 +106,21 @@ async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Op
     return opened
 
 
-async def _opened(handler: EdgeProtocolHandler, claimed: Claimed, durable: DurableSession) -> Opened | Refused:
+async def _opened(
+    handler: EdgeProtocolHandler, claimed: Claimed, durable: DurableSession, asked_ms: int
+) -> Opened | Refused:
     services, connect = handler.services, handler.engine.connect
     assert connect is not None
     opened = Opened(durable)
+    will: StoredWill | None = None
     if claimed.had_session or claimed.predecessors:
         stored = await _loaded(handler, durable)
         if not services.ownership.is_owner(durable.client_id, durable.epoch):
             return _SUPERSEDED
         if stored is not None:
-            await _settle_will(handler, stored)
-            if not connect.clean_start and not await _is_over(handler, stored):
+            is_over = connect.clean_start or await _is_over(handler, stored, asked_ms)
+            will = _will_due(stored, is_over, asked_ms)
+            if not is_over:
                 opened.session_present = True
                 opened.progress = stored.progress
                 opened.expiry_s = stored.state.expiry_s
@@ -130,7 +135,7 @@ async def _opened(handler: EdgeProtocolHandler, claimed: Claimed, durable: Durab
         close_filters(handler, opened.ordinary)
         return _SUPERSEDED
     try:
-        await _store(handler, opened)
+        await _store(handler, opened, will)
     except BaseException:
         close_filters(handler, opened.ordinary)
         raise
@@ -147,24 +152,21 @@ async def _loaded(handler: EdgeProtocolHandler, durable: DurableSession) -> Stor
     return await services.sessions.load(client_id, silent)
 
 
-async def _settle_will(handler: EdgeProtocolHandler, stored: StoredSession) -> None:
-    """A will that an earlier connection has left is published or dropped now [MQTT5-3.1.2-8] [MQTT5-3.1.3-9]."""
-    state, connect, services = stored.state, handler.engine.connect, handler.services
-    assert connect is not None
-    will = state.will
-    if will is None:
-        return
-    is_due = not will.delay_s if state.connected else (state.will_due_ms or 0) <= services.wall_ms()
-    if is_due or connect.clean_start:
-        services.counters.wills_published += 1
-        await publish_will(will, services.routes, services.publisher, services.retained)
+def _will_due(stored: StoredSession, is_over: bool, asked_ms: int) -> StoredWill | None:
+    """The will that an earlier connection has left, if it is to be published now; it is dropped if the client came back
+    before its Will Delay Interval had passed [MQTT5-3.1.2-8] [MQTT5-3.1.3-9]."""
+    state = stored.state
+    if state.will is None:
+        return None
+    is_due = not state.will.delay_s if state.connected else (state.will_due_ms or 0) <= asked_ms
+    return state.will if is_due or is_over else None
 
 
-async def _is_over(handler: EdgeProtocolHandler, stored: StoredSession) -> bool:
-    """Whether the session has expired, or Kafka has deleted what it has not received: then it begins anew."""
+async def _is_over(handler: EdgeProtocolHandler, stored: StoredSession, asked_ms: int) -> bool:
+    """Whether the session had expired when the client came, or Kafka has deleted what it was due: it begins anew."""
     services = handler.services
     expires_ms = stored.state.expires_ms
-    if expires_ms is not None and expires_ms <= services.wall_ms():
+    if expires_ms is not None and expires_ms <= asked_ms:
         return True
     needs = Resuming.of(stored.progress.positions, ()).needs()
     starts = await services.start_offsets(frozenset(needs)) if needs else {}
@@ -210,7 +212,7 @@ def close_filters(handler: EdgeProtocolHandler, subscriptions: tuple[StoredSubsc
         handler.services.deliverer.remove_filter(each.topic_filter)
 
 
-async def _store(handler: EdgeProtocolHandler, opened: Opened) -> None:
+async def _store(handler: EdgeProtocolHandler, opened: Opened, former_will: StoredWill | None) -> None:
     services, durable = handler.services, opened.durable
     position = session_position(durable.client_id)
     stale = services.sessions.view.stale_keys(durable.client_id, durable.epoch)
@@ -220,7 +222,15 @@ async def _store(handler: EdgeProtocolHandler, opened: Opened) -> None:
         records = durable.first_records(opened.subscriptions, opened.progress)
     records += [(position, record) for record in deletion_records(stale)]
     if records:
-        await services.sessions.write_now(durable.client_id, durable.epoch, records)
+        services.counters.wills_published += former_will is not None
+        await store_with_will(
+            former_will,
+            records,
+            lambda records: services.sessions.write_now(durable.client_id, durable.epoch, records),
+            services.routes,
+            services.publisher,
+            services.retained,
+        )
 
 
 def stored_will(handler: EdgeProtocolHandler) -> StoredWill | None:

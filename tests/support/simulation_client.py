@@ -596,10 +596,10 @@ class ModelClient:
             if wanted is None:
                 continue
             if code >= 0x80:
-                if code != ReasonCode.NOT_AUTHORIZED:
-                    wanted.is_asked = False
-                else:
+                if topic_filter.startswith("secret/"):
                     del self.wanted[topic_filter]
+                else:
+                    wanted.is_asked = False  # once more, in a while
                 continue
             wanted.span = SubscriptionSpan(
                 self.plan.name,

@@ -206,7 +206,7 @@ class World:
         durable = rng.random() < 0.7
         expiry_s = 0
         if durable:
-            expiry_s = 518_400 if version == 4 else rng.choice((3600, 3600, 10))
+            expiry_s = 518_400 if version == 4 else rng.choice((3600, 3600, 3600 if "clock" in self.kinds else 10))
         has_will = rng.random() < 0.5
         plan = Plan(
             f"c{number}",
@@ -216,7 +216,7 @@ class World:
             keep_alive_s=rng.choice((0, 10)),
             will_qos=rng.choice((0, 1, 2)) if has_will else None,
             will_retain=rng.random() < 0.3,
-            will_delay_s=rng.choice((0, 0, 2, 8)),
+            will_delay_s=0 if "clock" in self.kinds else rng.choice((0, 0, 2, 8)),
             slow_s=rng.choice((0.5, 3.0)) if "slow readers" in self.kinds and rng.random() < 0.6 else 0.0,
             alias_maximum=rng.choice((0, 0, 3)),
         )
