@@ -9,7 +9,7 @@ Of older epochs only the keys are remembered, until their tombstones come: the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from sys import intern
 
@@ -59,6 +59,10 @@ class SessionView:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[str]:
+        """The client ids."""
+        return iter(self._sessions)
 
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._sessions

@@ -11,7 +11,9 @@ from schemas.errors import RecordError
 from schemas.nodes import json_object
 
 EVENT_VERSION = 1
-EVENT_KINDS = frozenset({"connected", "disconnected", "subscribed", "unsubscribed", "denied", "dropped", "taken_over"})
+EVENT_KINDS = frozenset(
+    {"connected", "disconnected", "subscribed", "unsubscribed", "denied", "dropped", "taken_over", "admin"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,14 +106,21 @@ class ListenerConfig(_Table):
         return self
 
 
+_LOOPBACK = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
+
+
 class HttpConfig(_Table):
-    """`[http]`: `/livez`, `/readyz`, `/metrics`, the live page, and MQTT over WebSocket under `/mqtt`."""
+    """`[http]`: `/livez`, `/readyz`, `/metrics`, the live page, MQTT over WebSocket under `/mqtt`, and the state API
+    under `/api/v1`, which answers `api_networks` only, and only to those who have one of the `tokens` (a file or
+    `env:NAME`)."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
     page: bool = True
+    tokens: str | None = None
+    api_networks: tuple[Network, ...] = _LOOPBACK
 
     @model_validator(mode="after")
     def _plaintext_stays_at_home(self) -> HttpConfig:

@@ -1,4 +1,5 @@
-"""The edge's HTTP server: `/livez`, `/readyz`, `/metrics`, the live page, and MQTT over WebSocket under `/mqtt`."""
+"""The edge's HTTP server: `/livez`, `/readyz`, `/metrics`, the live page, MQTT over WebSocket under `/mqtt`, and the
+state API under `/api/v1` (`edge.node.http_api`)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from edge.handler.services import EdgeServices
 from edge.handler.websocket import serve_websocket
 from edge.node.config import HttpConfig
 from edge.node.entrance import Entrance
+from edge.node.http_api import StateApi
 from edge.node.listeners import BACKLOG, bind
 from edge.node.statistics import prometheus_text
 from edge.node.tls import ALPN_HTTP, ServerTls
@@ -29,7 +31,7 @@ _PAGE_HEADERS = {
 }
 
 
-async def start_http(services: EdgeServices, config: HttpConfig, reuse_port: bool) -> web.AppRunner:
+async def start_http(services: EdgeServices, config: HttpConfig, reuse_port: bool, api: StateApi) -> web.AppRunner:
     """Serve HTTP; raises ConfigurationError when the address is taken. `AppRunner.cleanup` stops it."""
     application = web.Application()
     application[SERVICES] = services
@@ -37,10 +39,11 @@ async def start_http(services: EdgeServices, config: HttpConfig, reuse_port: boo
         [
             web.get("/livez", _livez),
             web.get("/readyz", _readyz),
-            web.get("/metrics", _metrics),
+            web.get("/metrics", api.guard_metrics(_metrics)),
             web.get("/mqtt", _mqtt),
         ]
     )
+    api.add_to(application)
     if config.page:
         application.add_routes([web.get("/{path:.*}", _page)])
     tls = ServerTls(config.tls, ALPN_HTTP) if config.tls is not None else None

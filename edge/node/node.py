@@ -35,6 +35,7 @@ from edge.node.config import EdgeConfig
 from edge.node.decisions import Decisions
 from edge.node.draining import Drain
 from edge.node.http import start_http
+from edge.node.http_api import StateApi
 from edge.node.listeners import Listener, address_text, bound_address, open_listener
 from edge.node.statistics import node_statistics
 from edge.session.connect import Capabilities
@@ -229,7 +230,8 @@ class EdgeNode:
         for listener in config.listeners:
             self._servers.append(await open_listener(services, listener, config.reuse_port))
         if config.http is not None:
-            self._http = await start_http(services, config.http, config.reuse_port)
+            api = StateApi(services, config.http, config.dev, self.control, self._membership)
+            self._http = await start_http(services, config.http, config.reuse_port, api)
         await self._membership.start()
         keeper = self._keeper = self._build_keeper(services)
         self._tasks = [
