@@ -536,7 +536,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     def _read_on(self) -> None:
         outgoing = self.engine.outgoing
-        if outgoing is not None and outgoing.is_low:
+        if outgoing is not None and (outgoing.is_low or outgoing.resuming is not None):
             self.services.catch_up.wake(self)
 
     def _spawn(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:
@@ -605,6 +605,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         services.waiting_for_room.discard(self)
         self.transport = None
         end_session(self)
+        self.engine.let_go()
         if self._disconnect_waiter is not None and not self._disconnect_waiter.done():
             self._disconnect_waiter.set_result(None)
 

@@ -349,16 +349,13 @@ class SessionEngine:
             entry = resuming.entry(position, delivery.offset)
             if entry is None:
                 return True  # acknowledged on an earlier connection
-            if not outgoing.has_room:
+            if not outgoing.may_resend:
                 return False
             retain = delivery.retain and grant.retain_as_published
             outgoing.resend(delivery, entry, retain, grant.subscription_ids, self._wall_ms(now))
             return True
-        if resuming is not None and resuming.packet_ids:
-            has_room = outgoing.has_room  # what is sent again needs an empty buffer, and would else never see one
-        else:
-            has_room = outgoing.has_room_for(len(delivery.payload), share=2)
-        if not has_room:
+        # who refuses gets nothing more, not even what is to be sent again, until an acknowledgement makes room
+        if not outgoing.has_room_for(len(delivery.payload), share=2) and not outgoing.waits_for_resending:
             return False
         self.deliver(delivery, grant, now)
         return True
@@ -419,6 +416,15 @@ class SessionEngine:
         self._end()
         if connected:
             self._publish_will()
+
+    def let_go(self) -> None:
+        """The connection is over and its session is taken down: nothing refers back to its owner or to this, so that
+        both go at once, and not with some later garbage collection."""
+        self.resolve = _nowhere
+        if self.incoming is not None:
+            self.incoming.let_go(_nowhere)
+        if self.outgoing is not None:
+            self.outgoing.let_go()
 
     def handle_timer(self, now: float) -> None:
         """`now` has reached `get_timer()`: act on whatever is due."""
@@ -675,3 +681,7 @@ class SessionEngine:
         if encoded is not None:
             self.out.append(encoded)
         return encoded is not None
+
+
+def _nowhere(raw: bytes) -> ReasonCode:
+    return ReasonCode.UNSPECIFIED_ERROR

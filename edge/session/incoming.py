@@ -153,6 +153,10 @@ class Incoming:
         """Routes or rights changed: resolve again."""
         self._targets.clear()
 
+    def let_go(self, resolve: Resolve) -> None:
+        """Nothing comes in any more."""
+        self._resolve = resolve
+
     @property
     def unacknowledged(self) -> int:
         """PUBLISH packets with QoS 1 that have no answer yet."""

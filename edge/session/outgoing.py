@@ -41,6 +41,7 @@ class Outgoing:
         "_is_limited",
         "_last_id",
         "_length_max",
+        "_limit",
         "_out",
         "_packet_bytes_max",
         "_queue",
@@ -72,7 +73,9 @@ class Outgoing:
     ) -> None:
         self._out = out
         self._version = protocol_version
-        self._window = window  # what is left of it beside `flows`: the short way looks at `inflight` alone
+        self._limit = window
+        self._window = window  # what is left of it beside `flows` and what is to be sent again: the short way looks at
+        # `inflight` alone
         self._alias_maximum = alias_maximum
         self._aliases: dict[bytes, int] = {}
         self._emit = emit
@@ -228,6 +231,7 @@ class Outgoing:
             self._out.append(pubrel(packet_id))
         if resuming.packet_ids:
             self.resuming = resuming
+            self._window -= len(resuming.packet_ids)  # each has its place: nothing new takes it
 
     def resend(
         self, delivery: Delivery, entry: InFlight, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
@@ -242,13 +246,14 @@ class Outgoing:
         self.sent += 1
         if qos == 1:
             self.inflight[packet_id] = delivery
+            self._window += 1
         else:
             self.flows[packet_id] = OutgoingFlow(Outbound.SENT, delivery, retain, subscription_ids, dup=True)
-            self._window -= 1
 
     def give_up(self, packet_ids: set[int]) -> None:
         """These cannot be sent again: their messages are gone from the log, or too large for the client now."""
         assert self.resuming is not None
+        self._window += len(self.resuming.packet_ids & packet_ids)
         self.resuming.packet_ids -= packet_ids
         if self._emit is not None:
             for packet_id in packet_ids:
@@ -284,6 +289,18 @@ class Outgoing:
         return self.writable and not self._queue and len(self.inflight) < self._window
 
     @property
+    def may_resend(self) -> bool:
+        """Whether a message that was in flight may be sent again: it has its place in the window, unless the client's
+        Receive Maximum is lower than it was."""
+        return self.writable and len(self.inflight) + len(self.flows) < self._limit
+
+    @property
+    def waits_for_resending(self) -> bool:
+        """Nothing is in flight, and what was is not sent again yet: no acknowledgement would make room."""
+        is_resuming = self.resuming is not None and bool(self.resuming.packet_ids)
+        return is_resuming and not self.inflight and not self.flows
+
+    @property
     def is_low(self) -> bool:
         """Whether so little waits (a quarter of the buffer) that reading the log again is worth its while."""
         queue = self._queue
@@ -308,6 +325,10 @@ class Outgoing:
     def queue_length(self) -> int:
         """Messages that wait for the window or the socket."""
         return len(self._queue) if self._queue else 0
+
+    def let_go(self) -> None:
+        """Nothing goes out any more, so nothing is asked for."""
+        self._emit = None
 
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics, $SYS and the dashboard."""
