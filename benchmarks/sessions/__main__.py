@@ -10,7 +10,9 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import edge
 from benchmarks.sessions import exactly_once, fight, node_death, paused, retained_views, storm
@@ -19,27 +21,28 @@ from benchmarks.sessions.outcome import Outcome
 from bridge.embedded_kafka import EmbeddedKafka
 
 HOME = Path(edge.__file__).resolve().parents[1]
-Run = Callable[[Fleet, bool], Awaitable[Outcome]]
 
-SCENARIOS: dict[str, tuple[int, Run]] = {
-    "exactly-once": (
-        3,
-        lambda edges, quick: exactly_once.run(edges, exactly_once.QUICK if quick else exactly_once.FULL),
-    ),
-    "exactly-once-roaming": (
-        4,
-        lambda edges, quick: exactly_once.run(edges, exactly_once.ROAMING_QUICK if quick else exactly_once.ROAMING),
-    ),
-    "node-death": (3, lambda edges, quick: node_death.run(edges, 3 if quick else 50)),
-    "storm": (2, lambda edges, quick: storm.run(edges, storm.QUICK if quick else storm.FULL)),
-    "fight": (3, lambda edges, quick: fight.run(edges, fight.QUICK if quick else fight.FULL)),
-    "retained": (
-        2,
-        lambda edges, quick: retained_views.run(edges, retained_views.QUICK if quick else retained_views.FULL),
-    ),
-    "paused-owner": (3, lambda edges, quick: paused.run(edges)),
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """How many edges it needs, how it is run, and its sizes: to show something, and for tests."""
+
+    edges: int
+    run: Callable[[Fleet, Any], Awaitable[Outcome]]
+    full: Any
+    quick: Any
+
+
+SCENARIOS = {
+    "exactly-once": Scenario(3, exactly_once.run, exactly_once.FULL, exactly_once.QUICK),
+    "exactly-once-roaming": Scenario(4, exactly_once.run, exactly_once.ROAMING, exactly_once.ROAMING_QUICK),
+    "exactly-once-everywhere": Scenario(4, exactly_once.run, exactly_once.EVERYWHERE, exactly_once.EVERYWHERE_QUICK),
+    "storm": Scenario(2, storm.run, storm.FULL, storm.QUICK),
+    "fight": Scenario(3, fight.run, fight.FULL, fight.QUICK),
+    "paused-owner": Scenario(3, paused.run, paused.PAUSE_S, paused.PAUSE_QUICK_S),
+    "node-death": Scenario(3, node_death.run, node_death.OF_EACH, node_death.OF_EACH_QUICK),
+    "retained": Scenario(2, retained_views.run, retained_views.FULL, retained_views.QUICK),
 }
-"""How many edges each one needs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(name: str, bootstrap: str, folder: Path, quick: bool) -> bool:
     """Whether there was a fault."""
-    count, run = SCENARIOS[name]
-    async with fleet(bootstrap, folder, count) as edges:
-        outcome = await run(edges, quick)
+    scenario = SCENARIOS[name]
+    async with fleet(bootstrap, folder, scenario.edges) as edges:
+        outcome = await scenario.run(edges, scenario.quick if quick else scenario.full)
         complaints = edges.complaints()
     print(f"{name}{' (quick)' if quick else ''}\n{outcome.text()}", flush=True)
     for line in complaints:

@@ -1,7 +1,7 @@
 """QoS 2 while the publishing edge is killed (-9) every few seconds and the subscriber loses its connection at random.
 
 Publishers keep their state and come back to the same edge, or in turn to two edges that are killed in turn; the
-subscriber's session moves between the edges that are not killed. What must hold: every flow that was completed for its
+subscriber's session moves between the other edges, which may be killed, too. What must hold: every flow that was completed for its
 publisher is delivered exactly once, in order per topic name, and no session is ever lost.
 """
 
@@ -23,7 +23,8 @@ QUIET_S = 20.0  # longer than Kafka lets the open transaction of a killed edge h
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`roams`: two edges are killed in turn and publishers go to whichever answers."""
+    """`roams`: two edges are killed in turn and publishers go to whichever answers. `spares_none`: so are the edges of
+    the subscriber."""
 
     publishers: int = 20
     messages: int = 1_000
@@ -32,6 +33,7 @@ class Sizes:
     kill_every_s: float = 5.0
     drop_after_s: tuple[float, float] = (0.3, 4.0)
     roams: bool = False
+    spares_none: bool = False
     seed: int = 4
 
 
@@ -39,6 +41,8 @@ FULL = Sizes()
 QUICK = Sizes(publishers=5, messages=100, per_s=10.0, kill_every_s=3.0, drop_after_s=(0.3, 2.0))
 ROAMING = replace(FULL, roams=True)
 ROAMING_QUICK = replace(QUICK, roams=True)
+EVERYWHERE = replace(ROAMING, spares_none=True)
+EVERYWHERE_QUICK = replace(ROAMING_QUICK, spares_none=True)
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ async def run(fleet: Fleet, sizes: Sizes) -> Outcome:
     """The first edge (two when it roams) is killed again and again; the others have the subscriber."""
     outcome, chance = Outcome(), random.Random(sizes.seed)
     victims, others = (fleet.edges[:2], fleet.edges[2:]) if sizes.roams else (fleet.edges[:1], fleet.edges[1:])
+    killed = [edge for pair in zip(victims, others, strict=True) for edge in pair] if sizes.spares_none else victims
     received: list[tuple[str, int]] = []
     lost_sessions = 0
     subscriber = _client(f"{fleet.tag}-subscriber", others)
@@ -104,7 +109,7 @@ async def run(fleet: Fleet, sizes: Sizes) -> Outcome:
         over = asyncio.Event()
         began = asyncio.get_running_loop().time()
         disturbing = [
-            asyncio.create_task(_kill(victims, sizes.kill_every_s, outcome, over)),
+            asyncio.create_task(_kill(killed, sizes.kill_every_s, outcome, over)),
             asyncio.create_task(_drop(subscriber, sizes.drop_after_s, chance, over)),
         ]
         await asyncio.gather(*(each.run(sizes) for each in publishers))

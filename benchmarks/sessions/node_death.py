@@ -21,6 +21,7 @@ SLACK_S = 6.0  # the heartbeat before the end is up to 2 s old, who adopts looks
 EARLY_S = 2.0  # so old may the last heartbeat be when the edge dies
 MOVED_WITHIN_S = 5.0
 EXPIRY_S = 3_600
+OF_EACH, OF_EACH_QUICK = 50, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class _Client:
             self.session_present = connack.session_present
 
 
-async def run(fleet: Fleet, of_each: int = 20) -> Outcome:
+async def run(fleet: Fleet, of_each: int) -> Outcome:
     """The first edge dies; observers of the wills are on both others, clients move to the second."""
     first, second, third = fleet.edges
     outcome = Outcome({"clients": of_each * len(KINDS)})

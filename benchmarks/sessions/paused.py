@@ -31,7 +31,7 @@ from edge.wire import (
     Unsubscribe,
 )
 
-PAUSE_S = 15.0
+PAUSE_S, PAUSE_QUICK_S = 15.0, 10.0
 CLOSED_WITHIN_S = 5.0
 USABLE_WITHIN_S = 10.0
 EXPIRY_S = 3_600

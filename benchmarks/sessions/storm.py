@@ -2,6 +2,7 @@
 
 Each session has a filter of its own, with a wildcard so that it needs every partition, and one that all of them share.
 Half of the messages have QoS 1, half QoS 2. Each must come to whom it is for, once, in order per topic name and QoS.
+While the sessions come back more is published to all of them, which they get live, or late.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ EXPIRY_S = 3_600
 TOGETHER_MAX = 100  # that subscribe at a time, beforehand
 IN_FLIGHT_MAX = 1_000
 QUIET_S = 15.0
+LIVE_EVERY_S = 0.05
 CONNECT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`own`: messages for each session alone; `shared`: for all of them; half of both QoS 2."""
+    """`own`: messages for each session alone; `shared`: for all of them; half of both QoS 2; `live`: for all, while they come."""
 
     sessions: int = 1_000
     own: int = 100
     shared: int = 100
+    live: int = 20
     publishers: int = 10
     payload_bytes: int = 100
 
     @property
     def messages(self) -> int:
-        return self.sessions * self.own + self.shared
+        return self.sessions * self.own + self.shared + self.live
 
     @property
     def deliveries(self) -> int:
-        return self.sessions * (self.own + self.shared)
+        return self.sessions * (self.own + self.shared + self.live)
 
 
 FULL = Sizes()
@@ -72,8 +75,10 @@ async def run(fleet: Fleet, sizes: Sizes) -> Outcome:
     began = loop.time()
     clients = [_back(each, second.address) for each in sessions]
     try:
+        live = asyncio.create_task(_publish_live(fleet, sizes, first.address, sent[-1]))
         await asyncio.gather(*(_connect(each, client) for each, client in zip(sessions, clients, strict=True)))
         outcome.figures["seconds until all were connected"] = loop.time() - began
+        await live
         await until_quiet(lambda: sum(len(each.received) for each in sessions), sizes.deliveries, QUIET_S)
         outcome.figures["seconds until all was delivered"] = loop.time() - began
         after = await second.figures()
@@ -149,6 +154,17 @@ async def _publish(fleet: Fleet, sizes: Sizes, address: tuple[str, int]) -> dict
 
     await asyncio.gather(*(publish(number) for number in range(sizes.publishers)))
     return sent
+
+
+async def _publish_live(fleet: Fleet, sizes: Sizes, address: tuple[str, int], sent: dict[str, list[int]]) -> None:
+    async with MqttClient(*address, f"{fleet.tag}-live") as client:
+        for index in range(sizes.live):
+            name, qos = f"{fleet.tag}/shared/live", 1 + index % 2
+            future = client.publish(name, b"%d" % index, qos)
+            assert future is not None
+            await future
+            sent.setdefault(f"{name} QoS {qos}", []).append(index)
+            await asyncio.sleep(LIVE_EVERY_S)
 
 
 def _messages(fleet: Fleet, sizes: Sizes, publisher: int) -> Iterable[tuple[int, str, int]]:

@@ -20,9 +20,13 @@ def assert_held(outcome: Outcome, edges: Fleet) -> None:
     assert edges.complaints() == []
 
 
-@pytest.mark.parametrize("sizes", [exactly_once.QUICK, exactly_once.ROAMING_QUICK], ids=["one-victim", "two-victims"])
+@pytest.mark.parametrize(
+    "sizes",
+    [exactly_once.QUICK, exactly_once.ROAMING_QUICK, exactly_once.EVERYWHERE_QUICK],
+    ids=["one-edge", "two-edges", "every-edge"],
+)
 async def test_qos_2_exactly_once_under_kill_9(kafka_bootstrap: str, tmp_path: Path, sizes: exactly_once.Sizes) -> None:
-    """Invariants I1 to I4: publishing edges are killed, the subscriber moves between the others."""
+    """Invariants I1 to I4: publishing edges are killed, and those of the subscriber, whose session moves."""
     async with fleet(kafka_bootstrap, tmp_path, 4 if sizes.roams else 3) as edges:
         assert_held(await exactly_once.run(edges, sizes), edges)
 
@@ -44,13 +48,13 @@ async def test_three_edges_fight_over_a_client_id(kafka_bootstrap: str, tmp_path
 async def test_a_paused_owner_changes_nothing(kafka_bootstrap: str, tmp_path: Path) -> None:
     """Invariants I4, I6, I7: SIGSTOP for longer than it takes to be held for dead."""
     async with fleet(kafka_bootstrap, tmp_path, 3) as edges:
-        assert_held(await paused.run(edges, 10.0), edges)
+        assert_held(await paused.run(edges, paused.PAUSE_QUICK_S), edges)
 
 
 async def test_an_edge_dies_with_clients_of_every_kind(kafka_bootstrap: str, tmp_path: Path) -> None:
     """Invariants I8 and I10."""
     async with fleet(kafka_bootstrap, tmp_path, 3) as edges:
-        assert_held(await node_death.run(edges, 3), edges)
+        assert_held(await node_death.run(edges, node_death.OF_EACH_QUICK), edges)
 
 
 async def test_retained_views_are_the_same_on_both_edges(kafka_bootstrap: str, tmp_path: Path) -> None:
