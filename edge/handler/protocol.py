@@ -365,7 +365,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         if self.principal is None or self.durable is None:
             return
         authorizer = self.services.access.authorizer
-        for topic_filter in list(self.services.table.filters_of(self)):
+        for topic_filter in subscribing.filters_of(self):
             if not authorizer.may_subscribe(self.principal, topic_filter):
                 subscribing.remove_subscription(self, topic_filter)
 

@@ -64,6 +64,12 @@ def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tu
     return codes
 
 
+def filters_of(handler: EdgeProtocolHandler) -> tuple[str, ...]:
+    """What the client is subscribed to, shared subscriptions included."""
+    shared = handler.sharing.filters if handler.sharing is not None else ()
+    return (*handler.services.table.filters_of(handler), *shared)
+
+
 def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     """Remove one subscription of this client; False if there was none."""
     if topic_filter.startswith(SHARE_PREFIX):
@@ -94,7 +100,7 @@ def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> Reas
         return ReasonCode.TOPIC_FILTER_INVALID  # [MQTT5-4.7.1-1] [MQTT311-4.7.1-2]
     if not services.capabilities.shared_subscription_available and topic_filter.startswith(SHARE_PREFIX):
         return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-    held = (*services.table.filters_of(handler), *(handler.sharing.filters if handler.sharing is not None else ()))
+    held = filters_of(handler)
     if topic_filter not in held and len(held) >= limits.subscriptions_per_client_max:
         return ReasonCode.QUOTA_EXCEEDED
     assert handler.principal is not None

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from edge.access.acl import Acl, load_rules
 from edge.handler.services import EdgeServices
+from edge.handler.subscribing import filters_of
 from edge.session.transitions import ConnectionState
 from edge.wire import ReasonCode
 from schemas.control import ACL_KEY, DRAIN, AclRules, Ban, ControlEntry, NodeCommand
 from schemas.errors import ConfigurationError, RecordError
+from schemas.topics import SHARE_PREFIX
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -139,12 +141,13 @@ class Decisions:
 def take_rights(handler: EdgeProtocolHandler) -> None:
     """The rules have changed: what the client may no longer receive goes, from its stored session, too."""
     services, durable = handler.services, handler.durable
-    before = services.table.filters_of(handler)
+    before = filters_of(handler)
     handler.rights_changed()
-    left = set(services.table.filters_of(handler))
+    left = set(filters_of(handler))
     gone = [topic_filter for topic_filter in before if topic_filter not in left]
     if not gone:
         return
+    services.forget_shared(each for each in gone if each.startswith(SHARE_PREFIX))
     services.event("unsubscribed", handler.client_id, topic_filters=gone, reason="the ACL has changed")
     if durable is not None and durable.is_stored:
         services.sessions.write(durable.client_id, durable.epoch, durable.records(connected=True), None, None)

@@ -18,6 +18,7 @@ from bridge.membership import Membership
 from bridge.retained_names import NamePattern
 from edge.access.acl import Acl, AclRule, Authorizer
 from edge.handler.services import EdgeServices
+from edge.handler.subscribing import filters_of
 from schemas.control import Ban
 from schemas.errors import ConfigurationError, TopicError
 from schemas.nodes import NodeHeartbeat
@@ -91,7 +92,7 @@ def client(handler: EdgeProtocolHandler) -> dict[str, Any]:
         "connected_at": time_text(handler.connected_at_ms / 1000),
         "keep_alive_s": engine.negotiated.keep_alive_s if engine.negotiated is not None else None,
         "session_expiry_s": engine.session_expiry_s,
-        "subscriptions": len(handler.services.table.filters_of(handler)),
+        "subscriptions": len(filters_of(handler)),
         "received": figures["received"],
         "unacknowledged": figures["unacknowledged"],
         "sent": figures.get("sent", 0),
@@ -107,11 +108,10 @@ def subscriptions(services: EdgeServices, limit: int, after: str) -> Page:
     """Those of the clients of this node, by client id and Topic Filter."""
     client_id_from, _, filter_from = _decoded(after).decode(errors="replace").partition("\0")
     start = (client_id_from, filter_from)
-    table = services.table
     # as many clients as there are items, for a client that is counted has at least one subscription
     holders = ((each, handler) for each, handler in services.clients.items() if each >= start[0])
-    first = nsmallest(limit + 2, ((each, handler) for each, handler in holders if table.filters_of(handler)), _first)
-    keys = [(client_id, topic_filter) for client_id, handler in first for topic_filter in table.filters_of(handler)]
+    first = nsmallest(limit + 2, ((each, handler) for each, handler in holders if filters_of(handler)), _first)
+    keys = [(client_id, topic_filter) for client_id, handler in first for topic_filter in filters_of(handler)]
     found, following = _next_keys(keys, limit, start)
     items = [_subscription(services.clients[client_id], topic_filter) for client_id, topic_filter in found]
     return Page(items, _encoded("\0".join(following).encode()) if following is not None else None)
@@ -119,11 +119,12 @@ def subscriptions(services: EdgeServices, limit: int, after: str) -> Page:
 
 def subscriptions_of(handler: EdgeProtocolHandler) -> list[dict[str, Any]]:
     """Those of one client."""
-    return [_subscription(handler, topic_filter) for topic_filter in sorted(handler.services.table.filters_of(handler))]
+    return [_subscription(handler, topic_filter) for topic_filter in sorted(filters_of(handler))]
 
 
 def _subscription(handler: EdgeProtocolHandler, topic_filter: str) -> dict[str, Any]:
-    held = handler.services.table.subscription(topic_filter, handler)
+    shared = handler.sharing.filters.get(topic_filter) if handler.sharing is not None else None
+    held = shared or handler.services.table.subscription(topic_filter, handler)
     assert held is not None, topic_filter
     return {
         "client_id": handler.client_id,

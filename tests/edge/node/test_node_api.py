@@ -238,7 +238,8 @@ async def test_a_silent_node_is_stale_and_cannot_be_drained(tokens: Any) -> None
 
 async def test_a_client(tokens: Any) -> None:
     async with served(tokens) as api, connected(mqtt_address(api.node), "a/b c%ü", **STAYS) as client:
-        await client.send(Subscribe(1, (SubscriptionRequest("x/#", 1), SubscriptionRequest("a"))))
+        requests = (SubscriptionRequest("x/#", 1), SubscriptionRequest("a"), SubscriptionRequest("$share/g/s"))
+        await client.send(Subscribe(1, requests))
         await client.receive(Suback)
         await client.send(Publish(b"x/1", b"m", 1, packet_id=1))
         await client.receive(object)
@@ -254,7 +255,7 @@ async def test_a_client(tokens: Any) -> None:
             "connected_at": "",
             "keep_alive_s": 0,
             "session_expiry_s": 600,
-            "subscriptions": 2,
+            "subscriptions": 3,
             "received": 1,
             "unacknowledged": 0,
             "sent": 1,
@@ -266,7 +267,11 @@ async def test_a_client(tokens: Any) -> None:
         }
         assert found["connected_at"].startswith(time.strftime("%Y-"))
         subscriptions = (await api.get(path + "/subscriptions"))["items"]
-        assert [(each["topic_filter"], each["qos"]) for each in subscriptions] == [("a", 0), ("x/#", 1)]
+        assert [(each["topic_filter"], each["qos"]) for each in subscriptions] == [
+            ("$share/g/s", 0),
+            ("a", 0),
+            ("x/#", 1),
+        ]
         assert "is not connected" in (await api.get("/clients/nobody", 404))["error"]
 
 

@@ -159,13 +159,15 @@ async def test_other_rules_hold_on_every_edge_and_for_who_is_here() -> None:
         two_edges() as (a, b),
         connected(mqtt_address(b), "c", properties=stays, clean_start=False) as client,
     ):
-        assert await subscribe(client, "a/#", "b/#", "+") == (1, 1, 1)
+        assert await subscribe(client, "a/#", "b/#", "+", "$share/g/b") == (1, 1, 1, 1)
         assert await published(client, "b/1") is ReasonCode.SUCCESS
         await put(a, AclRules((ONLY_A,), "root"))
         handler = b.services.clients["c"]
         await until(lambda: b.services.table.filters_of(handler) == ("a/#",))
         assert await published(client, "b/1") is ReasonCode.NOT_AUTHORIZED
         assert await published(client, "a/1") is ReasonCode.SUCCESS
+        assert handler.sharing is not None
+        assert handler.sharing.filters == {}
         await until(lambda: _stored_filters(b, "c") == ["a/#"])
         assert await subscribe(client, "b") == (ReasonCode.NOT_AUTHORIZED,)
         assert a.control is not None
