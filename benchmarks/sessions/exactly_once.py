@@ -1,8 +1,8 @@
 """QoS 2 while the publishing edge is killed (-9) every few seconds and the subscriber loses its connection at random.
 
 Publishers keep their state and come back to the same edge, or in turn to two edges that are killed in turn; the
-subscriber's session moves between the other edges, which may be killed, too. What must hold: every flow that was completed for its
-publisher is delivered exactly once, in order per topic name, and no session is ever lost.
+subscriber's session moves between the other edges, which may be killed, too. What must hold: every flow that was
+completed for its publisher is delivered exactly once, in order per topic name, and no session is ever lost.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ CONNECT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`own`: messages for each session alone; `shared`: for all of them; half of both QoS 2; `live`: for all, while they come."""
+    """`own`: messages for each session alone; `shared`: for all of them; half of both QoS 2.
+    `live`: for all, while they come.
+    """
 
     sessions: int = 1_000
     own: int = 100
