@@ -289,13 +289,19 @@ async def resend_by_position(handler: EdgeProtocolHandler, position: Position) -
     [MQTT5-3.10.4-3] [MQTT311-3.10.4-3]."""
     services, engine = handler.services, handler.engine
     entries = {entry.offset: entry for entry in engine.left_in_flight(position)}
-    now_ms = services.wall_ms()
+    if engine.outgoing is not None:
+        engine.outgoing.reserve({entry.packet_id for entry in entries.values()})
     for delivery in await services.point_reader.read({position: entries.keys()}):
         outgoing, entry = engine.outgoing, entries[delivery.offset]
+        while handler.is_open and outgoing is not None and not outgoing.may_resend(entry.packet_id):
+            await handler.room()
         if not handler.is_open or outgoing is None or outgoing.resuming is None:
             return
+        now_ms = services.wall_ms()
         if entry.packet_id in outgoing.resuming.packet_ids and delivery.remaining_expiry_s(now_ms) != 0:
             outgoing.resend(delivery, entry, False, (), now_ms)
+            handler.settle()
+            handler.flush()
     if handler.is_open:
         engine.partition_resumed(position)
         handler.settle()

@@ -95,6 +95,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._tasks: set[asyncio.Task[None]] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._is_dirty = False
+        self._room: asyncio.Event | None = None  # set whenever there may be room for what is sent again
         self._closing = False
         self.exchange: EnhancedExchange | None = None  # of an authentication under way
         self.retaining: Retaining | None = None  # what new subscriptions are still due
@@ -137,6 +138,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         engine.receive_data(data, self._loop.time())
         if self.resends_retained:
             resend_retained(self)
+        if self._room is not None:
+            self._room.set()
         if self.sharing is not None:
             self.sharing.wake()
         if engine.effects:
@@ -156,6 +159,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """The network connection is gone: the session ends, with its will if no DISCONNECT came."""
         self.engine.connection_lost()
         self._perform()
+        if self._room is not None:
+            self._room.set()
         self._release()
 
     def pause_writing(self) -> None:
@@ -166,6 +171,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """The transport takes bytes again."""
         self.engine.writing_resumed(self._loop.time())
         self._pump()
+        if self._room is not None:
+            self._room.set()
         if self.behind is not None:
             self._read_on()
         if self.retaining is not None:
@@ -424,6 +431,13 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.engine.unsubscribed(unsubscribe.packet_id, codes, self._loop.time())
         self._pump()
 
+    async def room(self) -> None:
+        """Until the client has taken or acknowledged something, or is gone."""
+        if self._room is None:
+            self._room = asyncio.Event()
+        self._room.clear()
+        await self._room.wait()
+
     async def _resend(self, position: Position) -> None:
         """What no filter of the session matches any more, or is not there any more."""
         await resend_by_position(self, position)
@@ -536,7 +550,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     def _read_on(self) -> None:
         outgoing = self.engine.outgoing
-        if outgoing is not None and (outgoing.is_low or outgoing.resuming is not None):
+        if outgoing is not None and outgoing.is_low:
             self.services.catch_up.wake(self)
 
     def _spawn(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:

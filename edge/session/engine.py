@@ -13,7 +13,7 @@ from edge.access.enhanced import Step
 from edge.access.limits import ClientRate, Limits
 from edge.session import reading
 from edge.session.authenticating import Authentication, Denied, check_before_connack, received_auth
-from edge.session.connect import MQTT_5, Capabilities, Negotiated, Refusal, connack, negotiate
+from edge.session.connect import MQTT_5, PACKET_BYTES_UNLIMITED, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
     AppendExactlyOnce,
     AppendRecord,
@@ -349,13 +349,16 @@ class SessionEngine:
             entry = resuming.entry(position, delivery.offset)
             if entry is None:
                 return True  # acknowledged on an earlier connection
-            if not outgoing.may_resend:
+            if not outgoing.has_room:
                 return False
             retain = delivery.retain and grant.retain_as_published
             outgoing.resend(delivery, entry, retain, grant.subscription_ids, self._wall_ms(now))
             return True
-        # who refuses gets nothing more, not even what is to be sent again, until an acknowledgement makes room
-        if not outgoing.has_room_for(len(delivery.payload), share=2) and not outgoing.waits_for_resending:
+        if resuming is not None and resuming.packet_ids:
+            has_room = outgoing.has_room  # what is sent again needs an empty buffer, and would else never see one
+        else:
+            has_room = outgoing.has_room_for(len(delivery.payload), share=2)
+        if not has_room:
             return False
         self.deliver(delivery, grant, now)
         return True
@@ -673,10 +676,8 @@ class SessionEngine:
 
     def send(self, packet: Packet) -> bool:
         """Whether the packet is one that the client takes [MQTT5-3.1.2-24]; else it is left out."""
-        packet_bytes_max = self.negotiated.packet_bytes_max if self.negotiated is not None else None
-        if packet_bytes_max is None:
-            self.out.append(encode(packet, self.protocol_version))
-            return True
+        asked = self.connect.properties.maximum_packet_size_bytes if self.connect is not None else None
+        packet_bytes_max = asked or PACKET_BYTES_UNLIMITED  # known before the rest of CONNECT is agreed on
         encoded = encode_within(packet, self.protocol_version, packet_bytes_max)
         if encoded is not None:
             self.out.append(encoded)

@@ -41,11 +41,11 @@ class Outgoing:
         "_is_limited",
         "_last_id",
         "_length_max",
-        "_limit",
         "_out",
         "_packet_bytes_max",
         "_queue",
         "_queue_bytes",
+        "_reserved",
         "_version",
         "_window",
         "dropped",
@@ -73,9 +73,7 @@ class Outgoing:
     ) -> None:
         self._out = out
         self._version = protocol_version
-        self._limit = window
-        self._window = window  # what is left of it beside `flows` and what is to be sent again: the short way looks at
-        # `inflight` alone
+        self._window = window  # what is left of it beside `flows` and `_reserved`: the short way looks at `inflight` alone
         self._alias_maximum = alias_maximum
         self._aliases: dict[bytes, int] = {}
         self._emit = emit
@@ -89,6 +87,7 @@ class Outgoing:
         self._last_id = 0
         self.inflight: dict[int, Delivery] = {}
         self.flows: dict[int, OutgoingFlow] = {}
+        self._reserved: set[int] = set()
         self.resuming: Resuming | None = None  # what an earlier connection of the session has left in flight
         self.shared_done: list[SharedDelivery] = []  # the shared subscriptions are to hear of these
         self.sent_to: dict[Position, int] = {}  # behind the last QoS 2 message that was begun, per partition
@@ -231,7 +230,6 @@ class Outgoing:
             self._out.append(pubrel(packet_id))
         if resuming.packet_ids:
             self.resuming = resuming
-            self._window -= len(resuming.packet_ids)  # each has its place: nothing new takes it
 
     def resend(
         self, delivery: Delivery, entry: InFlight, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
@@ -243,18 +241,35 @@ class Outgoing:
             self.give_up({packet_id})  # as if delivered [MQTT5-3.1.2-25]
             return
         self.resuming.packet_ids.discard(packet_id)
+        self._give_back({packet_id})
         self.sent += 1
         if qos == 1:
             self.inflight[packet_id] = delivery
-            self._window += 1
         else:
             self.flows[packet_id] = OutgoingFlow(Outbound.SENT, delivery, retain, subscription_ids, dup=True)
+            self._window -= 1
+
+    def reserve(self, packet_ids: set[int]) -> None:
+        """These are looked up one by one and sent again as soon as they may: nothing new takes their place in the
+        window [MQTT5-3.3.4-9]."""
+        self._window -= len(packet_ids - self._reserved)
+        self._reserved |= packet_ids
+
+    def may_resend(self, packet_id: int) -> bool:
+        """Whether the window has a place for one that was reserved, or was given up since."""
+        if packet_id not in self._reserved:
+            return True
+        return self.writable and len(self.inflight) < self._window + len(self._reserved)
+
+    def _give_back(self, packet_ids: set[int]) -> None:
+        self._window += len(self._reserved & packet_ids)
+        self._reserved -= packet_ids
 
     def give_up(self, packet_ids: set[int]) -> None:
         """These cannot be sent again: their messages are gone from the log, or too large for the client now."""
         assert self.resuming is not None
-        self._window += len(self.resuming.packet_ids & packet_ids)
         self.resuming.packet_ids -= packet_ids
+        self._give_back(packet_ids)
         if self._emit is not None:
             for packet_id in packet_ids:
                 self._emit(StoreDone(packet_id))
@@ -287,18 +302,6 @@ class Outgoing:
     def has_room(self) -> bool:
         """Whether one more message would be sent at once."""
         return self.writable and not self._queue and len(self.inflight) < self._window
-
-    @property
-    def may_resend(self) -> bool:
-        """Whether a message that was in flight may be sent again: it has its place in the window, unless the client's
-        Receive Maximum is lower than it was."""
-        return self.writable and len(self.inflight) + len(self.flows) < self._limit
-
-    @property
-    def waits_for_resending(self) -> bool:
-        """Nothing is in flight, and what was is not sent again yet: no acknowledgement would make room."""
-        is_resuming = self.resuming is not None and bool(self.resuming.packet_ids)
-        return is_resuming and not self.inflight and not self.flows
 
     @property
     def is_low(self) -> bool:
