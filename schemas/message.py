@@ -19,7 +19,7 @@ class Message:
     retain: bool = False
     client_id: str = ""
     expiry_s: int | None = None
-    payload_format: int = 0
+    payload_format: int | None = None
     content_type: str | None = None
     response_topic: str | None = None
     correlation_data: bytes | None = None

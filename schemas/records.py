@@ -16,7 +16,7 @@ header                      value                                       absent m
 ``content-type``            Content Type, UTF-8                         none
 ``mqtt.response_topic``     Response Topic, UTF-8                       none
 ``mqtt.correlation_data``   Correlation Data, as it is                  none
-``mqtt.payload_format``     ASCII ``1`` (or ``0``): payload is UTF-8    0
+``mqtt.payload_format``     ASCII ``1``: payload is UTF-8; ``0``        none
 ``mqtt.user.<name>``        a User Property's value, UTF-8              none
 ==========================  ==========================================  =================
 """
@@ -61,8 +61,8 @@ def encode_headers(message: Message) -> list[Header]:
         headers.append((HEADER_CLIENT_ID, message.client_id.encode()))
     if message.expiry_s is not None:
         headers.append((HEADER_EXPIRY_S, b"%d" % message.expiry_s))
-    if message.payload_format:
-        headers.append((HEADER_PAYLOAD_FORMAT, b"1"))
+    if message.payload_format is not None:
+        headers.append((HEADER_PAYLOAD_FORMAT, b"%d" % message.payload_format))
     if message.content_type is not None:
         headers.append((HEADER_CONTENT_TYPE, message.content_type.encode()))
     if message.response_topic is not None:

@@ -96,7 +96,7 @@ def _properties(
             message_expiry_interval_s=expiry_s, subscription_identifiers=subscription_ids, topic_alias=topic_alias
         )
     return encode_publish_properties(
-        payload_format_indicator=message.payload_format or None,  # [MQTT5-3.3.2-4]
+        payload_format_indicator=message.payload_format,  # [MQTT5-3.3.2-4]
         message_expiry_interval_s=expiry_s,
         content_type=message.content_type,  # [MQTT5-3.3.2-20]
         response_topic=message.response_topic,  # [MQTT5-3.3.2-15]

@@ -26,10 +26,10 @@ def record_headers(packet: Publish, target: PublishTarget, limits: Limits) -> li
     properties = packet.properties
     if properties is None:
         return headers
-    if properties.payload_format_indicator:
-        if not _is_utf8(packet.payload):
+    if properties.payload_format_indicator is not None:
+        if properties.payload_format_indicator and not _is_utf8(packet.payload):
             return ReasonCode.PAYLOAD_FORMAT_INVALID  # MQTT 5.0 section 3.3.2.3.2
-        headers.append((HEADER_PAYLOAD_FORMAT, b"1"))
+        headers.append((HEADER_PAYLOAD_FORMAT, b"%d" % properties.payload_format_indicator))
     if not _within(properties.user_properties, limits):
         return ReasonCode.QUOTA_EXCEEDED
     headers += _plain(properties)

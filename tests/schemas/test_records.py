@@ -21,7 +21,7 @@ MESSAGES = st.builds(
     retain=st.booleans(),
     client_id=TEXTS,
     expiry_s=st.none() | st.integers(0, 0xFFFF_FFFF),
-    payload_format=st.integers(0, 1),
+    payload_format=st.none() | st.integers(0, 1),
     content_type=st.none() | TEXTS,
     response_topic=st.none() | NAMES,
     correlation_data=st.none() | st.binary(max_size=8),

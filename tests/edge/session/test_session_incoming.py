@@ -294,10 +294,11 @@ def test_payload_format_utf_8_is_checked(payload: bytes, is_right: bool) -> None
     book.silent()
 
 
-def test_payload_format_bytes_is_the_default() -> None:
+def test_payload_format_bytes_goes_on_unaltered() -> None:
+    """[MQTT5-3.3.2-4]"""
     book = connected(5)
     book >> Publish(b"a", b"\xff", properties=Properties(payload_format_indicator=0))
-    assert list(book.effect(AppendRecord).headers) == [*PLAIN, ("mqtt.qos", b"0")]
+    assert list(book.effect(AppendRecord).headers) == [*PLAIN, ("mqtt.qos", b"0"), ("mqtt.payload_format", b"0")]
 
 
 @pytest.mark.parametrize(
