@@ -73,7 +73,7 @@ class Outgoing:
     ) -> None:
         self._out = out
         self._version = protocol_version
-        self._window = window  # what is left of it beside `flows` and `_reserved`: the short way looks at `inflight` alone
+        self._window = window  # what is left beside `flows` and `_reserved`: the short way looks at `inflight` alone
         self._alias_maximum = alias_maximum
         self._aliases: dict[bytes, int] = {}
         self._emit = emit
