@@ -22,6 +22,7 @@ from support.simulation_log import NodeLog
 from support.simulation_loop import EPOCH_S, Process, VirtualLoop
 
 from bridge.memory_log import MemoryLog
+from bridge.shared.memory_lease import MemoryLease
 from edge.access.acl import DevAcl
 from edge.access.principal import Credentials, Principal
 from edge.handler.protocol import EdgeProtocolHandler
@@ -186,6 +187,7 @@ class World:
         self.history = History()
         self.fault_counts: Counter[str] = Counter()
         self.exercised: Counter[str] = Counter()
+        SerialHandler._made = MemoryLease.names = 0
         self.log = MemoryLog(clock_ms=lambda: int((EPOCH_S + loop.time()) * 1000))
         self.processes: list[Process] = []
         rng = self.rng
