@@ -33,8 +33,6 @@ class RecordedClient(MqttClient):
         self.recorder = recorder
         self.connection = 0
         self.how = "server"
-        self.accepted = 0
-        self.subscribed_codes: tuple[int, ...] = ()
         self._in_framer = self._out_framer = Framer(_PACKET_BYTES_MAX, 5)
 
     async def _open(self, loop: Any, host: str, port: int) -> None:
@@ -99,9 +97,38 @@ class RecordedClient(MqttClient):
         self._mark_how("reset")
         super().abort()
 
+    def vanish(self) -> None:
+        """Leave the connection as it is, unread and unanswered, and make another: a device that got a new address."""
+        link = self._link
+        if link is not None:
+            link._owner = _Nobody()
+            link.pause_reading()
+            self.how = "vanished"
+            self.link_lost(None)
+
+    def prefer(self, addresses: list[tuple[str, int]]) -> None:
+        """Connect there from now on."""
+        self._addresses = tuple(addresses)
+
     def _mark_how(self, how: str) -> None:
         if self._link is not None and self.how == "server":
             self.how = how
 
     def _record_closed(self) -> None:
         self.recorder.write("closed", client=self.client_id, conn=self.connection, how=self.how)
+
+
+class _Nobody:
+    """Who reads what comes on a connection that its client has left."""
+
+    def link_ready(self) -> None:
+        pass
+
+    def link_data(self, data: bytes) -> None:
+        pass
+
+    def link_lost(self, error: Exception | None) -> None:
+        pass
+
+    def link_writable(self, is_writable: bool) -> None:
+        pass

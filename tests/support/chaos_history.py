@@ -162,6 +162,8 @@ class _Replay:
                         fault.until_at = min(fault.until_at, self.at)
             case "mark":
                 self.recorded.marks |= line["values"]
+                for name in line["values"].get("truncated", ()):
+                    self.clients[name].has_session = None  # Kafka has deleted what it had not got
             case "end":
                 self.history.ended_at = self.at
             case event:

@@ -1,0 +1,232 @@
+"""Where chaos happens: a real Kafka with a listener per edge, so that each edge reaches it by a fault proxy of its own,
+and real edges with a fault proxy in front of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from support.chaos_history import Recorder
+from support.chaos_proxy import FaultProxy
+
+from benchmarks.sessions.fleet import LIMITS, FleetEdge, _port
+from bridge import topics_admin
+from bridge.embedded_kafka import EmbeddedKafka
+from bridge.embedded_kafka.server import free_port
+from bridge.embedded_kafka.settings import HOST
+from bridge.log import Position
+from bridge.memory_log import MemoryRecord
+from edge.node.config import make_config
+from schemas.catalogue import catalogue
+
+POLL_S = 0.05
+STOPPED_WITHIN_S = 5.0
+DENY_SECRETS = (
+    {"permit": "deny", "action": "all", "filter": "secret/#"},
+    {"permit": "allow", "action": "all", "filter": "#"},
+)
+
+
+class ChaosEdge(FleetEdge):
+    """An edge behind two proxies: `to_kafka`, and `to_clients` in front of it."""
+
+    def __init__(self, node_id: str, to_kafka: FaultProxy, folder: Path) -> None:
+        super().__init__(node_id, f"{HOST}:{to_kafka.address[1]}", folder, {})
+        self.to_kafka = to_kafka
+        self.to_clients = FaultProxy(0, self.address)
+        table = self._config.model_dump(mode="python")
+        self._config = make_config(table | {"acl": DENY_SECRETS, "limits": LIMITS}, "chaos")
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None
+
+    async def terminate(self) -> tuple[int, float]:
+        """SIGTERM; its exit code, and how long it took."""
+        child, self._child = self._child, None
+        assert child is not None
+        began = time.monotonic()
+        os.kill(child.pid, signal.SIGTERM)
+        code = await child.wait()
+        await child.stop()
+        return code, time.monotonic() - began
+
+    async def readyz(self) -> int:
+        """The status of /readyz; 0: no answer."""
+        timeout = aiohttp.ClientTimeout(2)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"http://{HOST}:{self.http_port}/readyz") as answer,
+            ):
+                return answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return 0
+
+
+class ChaosKafka(EmbeddedKafka):
+    """A Kafka with a listener per edge, each advertised as the proxy in front of it."""
+
+    def __init__(self, data: Path, proxies: Mapping[str, tuple[int, int]]) -> None:
+        port, controller = free_port(), free_port()
+        names = list(proxies)
+        plain, internal = f"PLAINTEXT://{HOST}:{port}", f"CONTROLLER://{HOST}:{controller}"
+        listeners = [plain, internal, *(f"{name}://{HOST}:{proxies[name][0]}" for name in names)]
+        advertised = [plain, *(f"{name}://{HOST}:{proxies[name][1]}" for name in names)]
+        super().__init__(
+            data,
+            port,
+            properties={
+                "controller.quorum.voters": f"1@{HOST}:{controller}",
+                "listeners": ",".join(listeners),
+                "advertised.listeners": ",".join(advertised),
+                "listener.security.protocol.map": ",".join(
+                    f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "CONTROLLER", *names)
+                ),
+            },
+        )
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.stop(grace_s=0)
+
+    def pause(self) -> None:
+        """SIGSTOP; return when no thread of it runs."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + STOPPED_WITHIN_S
+        while any(_thread_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, "Kafka does not stop"
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+
+class Site:
+    """Kafka, edges and proxies of one run, and the recorder of its history."""
+
+    def __init__(self, folder: Path, edges: int, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.before_deletion: dict[Position, list[MemoryRecord]] = {}  # what DeleteRecords has taken
+        ports = {f"EDGE{number}": _port() for number in range(edges)}  # Kafka comes back to them after kill -9
+        targets = [(HOST, port) for port in ports.values()]
+        self.proxies = [FaultProxy(_port(), target, seed) for seed, target in enumerate(targets)]
+        shown = {
+            name: (port, proxy.address[1]) for (name, port), proxy in zip(ports.items(), self.proxies, strict=True)
+        }
+        self.kafka = ChaosKafka(folder / "kafka", shown)
+        self.edges = [ChaosEdge(f"edge-{number}", proxy, folder) for number, proxy in enumerate(self.proxies)]
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.kafka.start)
+        for proxy in self.proxies:
+            await proxy.start()
+        await topics_admin.apply(self.kafka.bootstrap, catalogue(), 1)
+        await asyncio.gather(*(edge.start() for edge in self.edges))
+        for edge in self.edges:
+            await edge.to_clients.start()
+
+    async def stop(self) -> None:
+        """Whatever state they are in."""
+        if self.kafka.is_running:
+            self.kafka.go_on()
+        for edge in self.edges:
+            edge.to_kafka.set()
+        await asyncio.gather(*(edge.stop() for edge in self.edges), return_exceptions=True)
+        for edge in self.edges:
+            await edge.to_clients.stop()
+            await edge.to_kafka.stop()
+        await asyncio.to_thread(self.kafka.stop)
+
+    def addresses(self, first: int) -> list[tuple[str, int]]:
+        """Where clients connect: all edges, from one on, through the proxies in front of them."""
+        order = [*self.edges[first:], *self.edges[:first]]
+        return [edge.to_clients.address for edge in order]
+
+    @asynccontextmanager
+    async def fault(self, kind: str, edge: str = "kafka") -> AsyncIterator[None]:
+        """The time of a fault, in the history."""
+        self.recorder.write("fault", kind=kind, edge=edge)
+        try:
+            yield
+        finally:
+            self.recorder.write("healed", kind=kind, edge=edge)
+
+    async def read_log(self) -> dict[Position, list[MemoryRecord]]:
+        """Everything that Kafka has committed."""
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.kafka.bootstrap,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            fetch_max_bytes=16 << 20,
+        )
+        await consumer.start()
+        try:
+            partitions = [TopicPartition(spec.name, n) for spec in catalogue() for n in range(spec.partitions)]
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            await consumer.seek_to_beginning(*partitions)
+            log: dict[Position, list[MemoryRecord]] = {(each.topic, each.partition): [] for each in partitions}
+            async with asyncio.timeout(60):
+                while await _behind(consumer, ends):
+                    for place, records in (await consumer.getmany(timeout_ms=200, max_records=5_000)).items():
+                        log[place.topic, place.partition] += [
+                            MemoryRecord(each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
+                            for each in records
+                        ]
+            return log
+        finally:
+            await consumer.stop()
+
+    async def delete_records(self, kafka_topics: set[str]) -> None:
+        """DeleteRecords up to the ends of these Kafka topics."""
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.kafka.bootstrap)
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)
+        await consumer.start()
+        await admin.start()
+        try:
+            partitions = [
+                TopicPartition(spec.name, n)
+                for spec in catalogue()
+                if spec.name in kafka_topics
+                for n in range(spec.partitions)
+            ]
+            ends = await consumer.end_offsets(partitions)
+            await admin.delete_records({each: RecordsToDelete(end) for each, end in ends.items()})
+        finally:
+            await consumer.stop()
+            await admin.close()
+
+
+async def _behind(consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]) -> bool:
+    for partition, end in ends.items():
+        if await consumer.position(partition) < end:
+            return True
+    return False
+
+
+def _thread_state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"  # the thread has ended
+
+
+async def until_status(edge: ChaosEdge, status: int, wait_s: float) -> float | None:
+    """How long it took until /readyz said so; None: longer than `wait_s`."""
+    began = time.monotonic()
+    while time.monotonic() - began < wait_s:
+        if await edge.readyz() == status:
+            return time.monotonic() - began
+        await asyncio.sleep(POLL_S)
+    return None
