@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
-from support.statements import VERSIONS, Statement, cited, not_applicable, statements, suite
+from support.statements import FOLDER, VERSIONS, Statement, cited, not_applicable, statements, suite
 
 
 @pytest.mark.parametrize(("version", "count"), [("mqtt5", 207), ("mqtt311", 112)])
@@ -39,3 +41,8 @@ def test_what_does_not_apply_exists_and_has_a_reason(version: str) -> None:
 def test_every_test_of_the_suite_cites_a_statement() -> None:
     """A test that shows no statement belongs elsewhere."""
     assert [test for test, ids in suite().items() if not ids] == []
+
+
+def test_the_reasons_for_failures_are_of_tests_that_exist() -> None:
+    reasons = tomllib.loads((FOLDER / "differences.toml").read_text(encoding="utf-8"))
+    assert {test for tests in reasons.values() for test in tests} <= suite().keys()

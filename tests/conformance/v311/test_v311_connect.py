@@ -249,11 +249,11 @@ async def test_a_client_silent_for_one_and_a_half_keep_alives_is_disconnected(cl
     start_s = loop.time()
     silent, busy = await clients.connect(keep_alive_s=2), await clients.connect(keep_alive_s=1)
     without = await clients.connect(keep_alive_s=0)
-    ending = asyncio.create_task(silent.until_closed())
+    ending = asyncio.create_task(silent.until_closed(15))
     while not (await asyncio.wait({ending}, timeout=0.4))[0]:
         await busy.ping()
     assert ending.result() == []
-    assert 2.9 < loop.time() - start_s < 8  # 3 s, and what the server's timer is late
+    assert loop.time() - start_s > 2.9  # 3 s, and what the server's timer is late
     await busy.ping()
     await without.ping()
 
@@ -262,7 +262,7 @@ async def test_a_client_silent_for_one_and_a_half_keep_alives_is_disconnected(cl
 async def test_any_packet_counts_for_the_keep_alive(clients: Clients) -> None:
     silent, topic_name = await clients.connect(keep_alive_s=2), new_topic_name()
     busy = [await clients.connect(keep_alive_s=1) for _ in range(3)]
-    ending = asyncio.create_task(silent.until_closed())
+    ending = asyncio.create_task(silent.until_closed(15))
     while not (await asyncio.wait({ending}, timeout=0.4))[0]:
         for qos, client in enumerate(busy):
             await client.publish(topic_name, b"x", qos)

@@ -56,7 +56,7 @@ async def test_a_will_is_published_when_the_client_falls_silent(clients: Clients
     topic_name = new_topic_name()
     witness = await subscribed(clients, topic_name, qos=1)
     client = await clients.connect(keep_alive_s=1, will=Will(topic_name, b"silent", 1))
-    assert await client.until_closed() == []
+    assert await client.until_closed(15) == []
     await _comes_alone(clients, witness, topic_name, b"silent", 1)
 
 
