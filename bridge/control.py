@@ -107,6 +107,7 @@ class Control:
         append_future: `Publisher.append_future`.
         take: puts what is read into force.
         tick: called about every second.
+        keeps_dead_letters: whether what cannot be read is appended to `mqtt.dead_letter`, as edges do.
     """
 
     def __init__(
@@ -115,11 +116,14 @@ class Control:
         append_future: AppendFuture,
         take: Take = lambda key, entry: None,
         tick: Callable[[], None] = lambda: None,
+        *,
+        keeps_dead_letters: bool = True,
     ) -> None:
         self.view = ControlView()
         self._append_future = append_future
         self._takes = take
         self._on_tick = tick
+        self._keeps_dead_letters = keeps_dead_letters
         self._tail = TopicTail(source, CONTROL, 1, self._take, tick=self._tick, on_truncated=self._truncated)
         self._refusals: dict[int, str] = {}
         self._counts = dict.fromkeys(("records", "unreadable", "foreign", "dead_letter_failures"), 0)
@@ -185,6 +189,8 @@ class Control:
         self._refusals[record.offset] = reason
         if len(self._refusals) > REFUSALS_KEPT:
             del self._refusals[next(iter(self._refusals))]
+        if not self._keeps_dead_letters:
+            return
         headers = [
             *record.headers,
             (HEADER_DEAD_LETTER_REASON, reason.encode(errors="backslashreplace")[:REASON_BYTES_MAX]),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import demo, doctor, edge, kafka, nodes, passwd, topics, up
+from edge.cli import acl, bans, demo, doctor, edge, kafka, nodes, passwd, tokens, topics, up
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -23,10 +23,13 @@ app.command("up")(up.run)
 app.command("demo")(demo.run)
 app.command("edge")(edge.run)
 app.command("kafka")(kafka.run)
-app.command("nodes")(nodes.run)
 app.command("passwd")(passwd.run)
 app.command("doctor")(doctor.run)
 app.add_typer(topics.app, name="topics")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(bans.app, name="bans")
+app.add_typer(acl.app, name="acl")
+app.add_typer(tokens.app, name="tokens")
 
 
 def _print_version(wanted: bool) -> None:
