@@ -91,8 +91,10 @@ async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Op
     if claimed.is_void:
         return ReasonCode.NOT_AUTHORIZED, "this client id belongs to another user"
     durable = DurableSession(handler, client_id, claimed.epoch, is_stored=stores)
+    is_kept = True
     try:
         opened = await _opened(handler, claimed, durable, asked_ms)
+        is_kept = client_id in services.sessions.view
     except SessionLost:
         opened = _SUPERSEDED
     except LogError as error:
@@ -102,7 +104,9 @@ async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Op
         services.ownership.release(client_id, claimed.epoch)
         raise
     if not isinstance(opened, Opened):
-        services.ownership.release(client_id, claimed.epoch)
+        # a claim without a session would keep the client id from everybody else for ever
+        give_back = services.ownership.release if is_kept else services.ownership.forget
+        give_back(client_id, claimed.epoch)
     return opened
 
 

@@ -113,6 +113,8 @@ class ModelClient:
         self.received: set[int] = set()
         self.wanted: dict[str, _Wanted] = {}
         self.requests: dict[int, _Request] = {}
+        self.has_strays = False  # a CONNECT was never answered: it may come to its edge at any time
+        self.has_wiping_strays = False  # one with Clean Start 1
         self.unsure: set[str] = set()  # filters whose UNSUBSCRIBE was not answered: asked again
         self.unacknowledged: dict[int, Receipt] = {}  # PUBLISH packets of this connection, QoS 1 and 2
         self.wills = 0
@@ -189,24 +191,33 @@ class ModelClient:
 
     def _expected(self, now: float) -> bool | None:
         """What CONNACK should say of session present."""
+        if self.has_wiping_strays or (self.has_strays and not self.has_session):
+            return None
         if self.has_session is not True:
             return self.has_session
         age_s, expiry_s = now - self.left_at, self._kept_s
+        if expiry_s < 60 and self._edge_was_faulty(now):
+            return None  # the server may have seen the end earlier than this client, or later
         if age_s < expiry_s - 2.0:
             return True
         return None if age_s < expiry_s + 45.0 or self.attempts else False
 
+    def _edge_was_faulty(self, now: float) -> bool:
+        """In the time of the last connection that was accepted, or since."""
+        connection = self._accepted()
+        return connection is not None and any(
+            fault.until_at > connection.at and fault.from_at < now for fault in self.history.faults
+        )
+
+    def _accepted(self) -> Connection | None:
+        """The last connection that was accepted."""
+        mine = (each for each in reversed(self.history.connections) if each.client == self.plan.name)
+        return next((each for each in mine if each.accepted_at is not None and each.user == self.plan.user), None)
+
     @property
     def _kept_s(self) -> float:
         """For how long the server keeps the session."""
-        connection = next(
-            (
-                each
-                for each in reversed(self.history.connections)
-                if each.client == self.plan.name and each.accepted_at is not None
-            ),
-            None,
-        )
+        connection = self._accepted()
         return float(connection.expiry_s) if connection is not None else 0.0
 
     def _will(self) -> Message | None:
@@ -260,6 +271,9 @@ class ModelClient:
     def left_elsewhere(self) -> None:
         """The connection is not this client's any more."""
         connection = self.connection
+        if connection is not None and connection.accepted_at is None and connection.refused_code is None:
+            self.has_strays = True
+            self.has_wiping_strays |= connection.clean_start
         if connection is not None and connection.accepted_at is not None:
             self.left_at, self.attempts = self.loop.time(), 0
         for request in self.requests.values():
@@ -459,8 +473,10 @@ class ModelClient:
             self._spans_end(now)
             self._start_over()
         else:
-            if not was_known:
-                self._spans_end(now)  # it may be another one than we think: subscribe again
+            if not was_known or self.has_wiping_strays:  # it may be another one than we think
+                self._spans_end(now)
+                self._give_up_flows()
+                self.session += 1
             for packet_id, flow in self.flows.items():
                 flow.since = now
                 if flow.is_released:

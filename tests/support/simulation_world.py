@@ -7,6 +7,7 @@ true is looked at by `simulation_checks`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -457,6 +458,7 @@ class World:
             fault.until_at = min(fault.until_at, self.loop.time())
         self.loop.run_until(self._all_up, START_TIMEOUT_S)
         for client in self.clients:
+            client.plan.slow_s = 0.0
             if client.link is not None:
                 client.link.read_on()
             elif client.is_away:
@@ -486,7 +488,7 @@ class World:
         self.loop.run_for(16.0)
         for _ in range(20):
             before = len(self.history.receipts)
-            self.loop.run_for(4.0)
+            self.loop.run_for(7.0)
             if len(self.history.receipts) == before and self._all_idle():
                 return
         self.history.violation("I12", "messages come for ever")
@@ -497,7 +499,7 @@ class World:
         wanted = {
             client.plan.name: frozenset(client.wanted)
             for client in self.clients
-            if client.plan.expiry_s and client.is_idle
+            if client.is_idle and client.connection is not None and client.connection.expiry_s
         }
         edges = [self._edge_left(edge) for edge in self.edges if edge.is_up]
         return Evidence(self.history, log, edges, wanted, self.fault_counts, frozenset(self.kinds))
@@ -542,7 +544,11 @@ class World:
     def _report(self, evidence: Evidence) -> Report:
         violations = check(evidence)
         violations += [("I0", f"an exception: {text}") for text in self.errors.exceptions]
-        violations += [("I0", f"an exception in a callback: {context}") for context in self.loop.exceptions]
+        violations += [
+            ("I0", f"an exception in a callback: {context}")
+            for context in self.loop.exceptions
+            if not isinstance(context.get("exception"), asyncio.CancelledError)  # of an edge that was killed
+        ]
         return Report(
             self.seed,
             self.steps,
