@@ -189,13 +189,12 @@ async def test_subscribing_again_replaces() -> None:
 async def test_filters_that_are_refused_one_by_one(version: int) -> None:
     async with memory_edge() as node, connected(mqtt_address(node), "c", version) as client:
         deep = "/".join("x" * 33)
-        filters = ("ok/1", "$share/g/a", deep, "b" * 1_025, "ok/2")
+        filters = ("ok/1", "$share/+/a", deep, "b" * 1_025, "ok/2")
         await client.send(Subscribe(1, tuple(SubscriptionRequest(each, 1) for each in filters)))
         codes = (await client.receive(Suback)).reason_codes
         assert [code.is_error for code in codes] == [False, True, True, True, False]
         if version == 5:
-            assert codes[1] is ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-            assert codes[2] is codes[3] is ReasonCode.TOPIC_FILTER_INVALID
+            assert set(codes[1:4]) == {ReasonCode.TOPIC_FILTER_INVALID}
         else:
             assert set(codes[1:4]) == {ReasonCode.UNSPECIFIED_ERROR}
         assert set(node.services.table.filters_of(node.services.clients["c"])) == {"ok/1", "ok/2"}
