@@ -60,6 +60,24 @@ async def test_a_retained_message_is_replaced_by_the_next_and_by_no_other(client
     await late.ping()
 
 
+@pytest.mark.statement("MQTT5-3.3.1-5")
+@pytest.mark.parametrize("new", [0, 1, 2])
+@pytest.mark.parametrize("old", [0, 1, 2])
+async def test_the_later_retained_message_counts_whatever_its_qos(clients: Clients, old: int, new: int) -> None:
+    """However soon it comes after the one before: many times, for a server may tell them apart by a clock."""
+    if not await _offers_retain(clients) or await lacks_qos_2(await clients.connect()):
+        return
+    publisher, late = await clients.connect(), await clients.connect()
+    for _ in range(20):
+        topic_name = new_topic_name()
+        await publisher.publish(topic_name, b"old", qos=old, retain=True)
+        await publisher.publish(topic_name, b"new", qos=new, retain=True)
+        await publisher.ping()
+        await late.subscribe(topic_name, qos=2)
+        message = await late.take_message()
+        assert (message.payload, message.qos) == (b"new", new)
+
+
 @pytest.mark.statement("MQTT5-3.3.1-6", "MQTT5-3.3.1-7")
 async def test_an_empty_retained_message_is_delivered_and_clears(clients: Clients) -> None:
     topic_name = new_topic_name()
