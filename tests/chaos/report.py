@@ -11,9 +11,9 @@ HEAD = """# Reliability: what faults have been tried, and what came of them
 Written by `make chaos` (tests/chaos/run.py) from tests/chaos/results.json; do not edit. Three real edges, a real Kafka
 (the embedded one, one node), 33 real MQTT clients: 20 publishers with sessions (QoS 0, 1 and 2, half of them 3.1.1,
 ten with wills), 10 durable subscribers that come and go and change edges, a shared subscription with 3 members,
-retained messages, forbidden Topic Names. Between edges and Kafka, and between clients and edges, stand TCP fault proxies. Every
-packet is recorded; the checkers look at that history, at every record Kafka holds and at what the edges retain. Each
-checker has been shown to catch planted faults (tests/chaos/test_chaos_checks.py).
+retained messages, forbidden Topic Names. Between edges and Kafka, and between clients and edges, stand TCP
+fault proxies. Every packet is recorded; the checkers look at that history, at every record Kafka holds and at what the
+edges retain. Each checker has been shown to catch planted faults (tests/chaos/test_chaos_checks.py).
 
 A cell is the number of violations in all tries. *Recovery* is the longest time from the end of a fault to the first
 acknowledgement of a publish at any edge, *silence* the longest time without any, faults included.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import fcntl
 import json
 import logging
 import shutil
@@ -139,7 +140,13 @@ def judged(run: Run) -> dict[str, list[str]]:
 
 
 def remember(name: str, seed: int, context: Context, run: Run, found: dict[str, list[str]], took_s: float) -> None:
-    """Add the result, and write the document anew."""
+    """Add the result, and write the document anew; other runs may do so at the same time."""
+    with (BUILD / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _remember(name, seed, context, run, found, took_s)
+
+
+def _remember(name: str, seed: int, context: Context, run: Run, found: dict[str, list[str]], took_s: float) -> None:
     history = run.recorded.history
     results: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     results = [each for each in results if (each["scenario"], each["seed"]) != (name, seed)]

@@ -167,6 +167,7 @@ class Site:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self.kafka.bootstrap,
             isolation_level="read_committed",
+            auto_offset_reset="earliest",
             enable_auto_commit=False,
             fetch_max_bytes=16 << 20,
         )
@@ -175,7 +176,6 @@ class Site:
             partitions = [TopicPartition(spec.name, n) for spec in catalogue() for n in range(spec.partitions)]
             consumer.assign(partitions)
             ends = await consumer.end_offsets(partitions)
-            await consumer.seek_to_beginning(*partitions)
             log: dict[Position, list[MemoryRecord]] = {(each.topic, each.partition): [] for each in partitions}
             async with asyncio.timeout(60):
                 while await _behind(consumer, ends):
@@ -184,6 +184,9 @@ class Site:
                             MemoryRecord(each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
                             for each in records
                         ]
+            assert any(records for place, records in log.items() if place[0] == "headwater.sessions"), (
+                "nothing was read"
+            )
             return log
         finally:
             await consumer.stop()

@@ -25,8 +25,8 @@ PAUSE_S = (0.2, 0.6)  # of a publisher
 STAYS_S = (3.0, 9.0)  # a subscriber, before it goes
 AWAY_S = (0.2, 2.5)
 UNACKNOWLEDGED_MAX = 40
-QUIET_S = 4.0
-WILLS_S = 10.0  # an edge is held for dead after 6 s, then its wills are published
+QUIET_S = 3.0
+WILLS_S = 9.0  # an edge is held for dead after 6 s, then its wills are published
 SETTLE_S = 75.0
 
 
