@@ -21,7 +21,7 @@ PACKAGES := schemas bridge edge spark_streaming
 SOURCES := pyproject.toml README.md LICENSE $(shell find $(PACKAGES) -name __pycache__ -prune -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench up smoke lock clean peers
+.PHONY: help demo test lint format fuzz bench sessions chaos conformance up smoke lock clean peers
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,9 @@ help:
 	@echo "make lint                            ruff, mypy --strict, import-linter"
 	@echo "make fuzz [COUNT=1000000]            mutated packets into the codec"
 	@echo "make bench                           against mosquitto and amqtt on this machine"
+	@echo "make sessions [QUICK=1]              QoS 2, take-over and reconnect storms with edges that die"
+	@echo "make chaos                           faults in edges, Kafka and the network; every invariant judged"
+	@echo "make conformance                     the statement ledger on Headwater and on mosquitto"
 	@echo "make smoke                           docker/: build, start, publish on one edge, receive on the other"
 	@echo "make lock                            resolve requirements/*.lock anew"
 	@echo "make clean                           remove what make made"
@@ -66,6 +69,15 @@ fuzz: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(VENV)/.wheel
 	PYTHONSAFEPATH=1 $(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+sessions: $(VENV)/.dev $(VENV)/.wheel
+	$(BIN)/python -m benchmarks.sessions $(if $(QUICK),--quick) $(SESSIONS_ARGS)
+
+chaos: $(VENV)/.dev $(VENV)/.wheel
+	$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)
+
+conformance: $(VENV)/.dev $(VENV)/.wheel
+	$(BIN)/python tests/conformance/table.py $(CONFORMANCE_ARGS)
 
 smoke:
 	docker/smoke.sh
