@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from report import render  # noqa: E402
 from scenarios import NOT_RUN, POISON_HEADER, SCENARIOS, Context  # noqa: E402
-from support.chaos_checks import INVARIANTS, Log, Run, longest_silence_s, recovery_s, verdict  # noqa: E402
+from support.chaos_checks import INVARIANTS, Log, Run, longest_silence_s, recovery_s, repeated_in_groups, verdict  # noqa: E402
 from support.chaos_history import Recorder, read, replay  # noqa: E402
 from support.chaos_site import Site  # noqa: E402
 from support.chaos_workload import Workload  # noqa: E402
@@ -80,12 +80,16 @@ async def perform(name: str, seed: int, folder: Path) -> tuple[Context, Run]:
     finally:
         await site.stop()
         recorder.close()
-    context.faults += [line[:300] for edge in site.edges for line in edge.complaints()][:SHOWN_MAX]
+    said = [line[:300] for edge in site.edges for line in edge.complaints() if " ERROR aiokafka" not in line]
+    context.faults += said[:SHOWN_MAX]  # that Kafka cannot be reached is no wonder here
     left = Left(without_poison(log), edges, load.wanted())
     save(folder / "log.json", left)
     run = load_run(folder)
     for judge in context.after:
         judge(run)
+    context.figures["QoS 2 repeated in the shared group around the fault"] = len(
+        repeated_in_groups(run, near_fault=True)
+    )
     return context, run
 
 

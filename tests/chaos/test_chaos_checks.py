@@ -177,6 +177,10 @@ PLANTED: dict[str, tuple[str, Callable[[], Run]]] = {
         "I4",
         lambda: good_run(lambda lines: lines.extend(in_flow(13.6, "s", "p:2", 2, 5))),
     ),
+    "QoS 2 twice in a group": (
+        "I4",
+        lambda: good_run(lambda lines: lines.extend(in_flow(13.6, "m1", "p:2", 2, 5))),
+    ),
     "QoS 2 twice in the log": ("I4", lambda: in_log(good_run(), TWIN, record(2, 12, b"p:2"))),
     "packet id used again in flight": (
         "I6",
