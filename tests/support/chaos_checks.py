@@ -62,7 +62,7 @@ def verdict(run: Run) -> dict[str, list[str]]:
     }
     for name, checker in plain.items():
         found[name] += checker(evidence)
-    found["I4"] += _exactly_once_in_groups(run)
+    found["I4"] += repeated_in_groups(run, near_fault=False)
     found["I8"] += checks.i8_sessions(of_sessions)
     found["I11"] += i11_shared(run)
     return found
@@ -93,10 +93,6 @@ def repeated_in_groups(run: Run, *, near_fault: bool) -> list[str]:
         for payload, ats in times.items()
         if len(ats) > 1 and _near_fault(run, ats[-1]) == near_fault
     ]
-
-
-def _exactly_once_in_groups(run: Run) -> list[str]:
-    return repeated_in_groups(run, near_fault=False)
 
 
 def i11_shared(run: Run) -> list[str]:
