@@ -492,10 +492,13 @@ class MemoryLogConsumer:
         room = FETCH_RECORDS_MAX
         for position, offset in self._positions.items():
             held = self._log.partition(position)
-            if not held.start <= offset <= held.end:
-                raise LogTruncated(position, offset, min(max(offset, held.start), held.end))
-            self._ends[position] = held.end
-            stable_end = held.stable_end if self._read_committed else held.end
+            end = held.start + len(held.records)
+            if not held.start <= offset <= end:
+                raise LogTruncated(position, offset, min(max(offset, held.start), end))
+            self._ends[position] = end
+            if offset == end:
+                continue
+            stable_end = held.stable_end if self._read_committed else end
             passed = held.records[offset - held.start : min(stable_end - held.start, offset - held.start + room)]
             if not passed:
                 continue

@@ -346,4 +346,4 @@ def resend_retained(handler: EdgeProtocolHandler) -> None:
         if message is not None and (message.kafka_topic, message.partition, message.offset) == place:
             outgoing.resend(retained_delivery(message), entry, True, (), services.wall_ms())
         else:
-            outgoing.give_up({entry.packet_id})
+            outgoing.give_up([entry])

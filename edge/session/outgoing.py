@@ -1,7 +1,7 @@
 """Messages on their way to one client: the in-flight window, packet identifiers, and the bounded buffer behind it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bridge.delivery import Delivery, SharedDelivery
 from bridge.log import Position
@@ -238,7 +238,7 @@ class Outgoing:
         packet_id, qos = entry.packet_id, entry.qos
         assert self.resuming is not None
         if not self._put_out(delivery, qos, retain, subscription_ids, wall_ms, packet_id, dup=True):
-            self.give_up({packet_id})  # as if delivered [MQTT5-3.1.2-25]
+            self.give_up([entry])  # as if delivered [MQTT5-3.1.2-25]
             return
         self.resuming.packet_ids.discard(packet_id)
         self._give_back({packet_id})
@@ -265,13 +265,25 @@ class Outgoing:
         self._window += len(self._reserved & packet_ids)
         self._reserved -= packet_ids
 
-    def give_up(self, packet_ids: set[int]) -> None:
-        """These cannot be sent again: their messages are gone from the log, or too large for the client now."""
+    def give_up(self, entries: Iterable[InFlight]) -> None:
+        """These cannot be sent again: they have expired, are gone from the log, or too large for the client now.
+
+        A client may have had the PUBLISH of a QoS 2 one: it is told PUBREL, or it would take the next message under
+        this identifier for a repetition [MQTT5-4.3.3-10].
+        """
         assert self.resuming is not None
-        self.resuming.packet_ids -= packet_ids
-        self._give_back(packet_ids)
-        if self._emit is not None:
-            for packet_id in packet_ids:
+        for entry in entries:
+            packet_id = entry.packet_id
+            self.resuming.packet_ids.discard(packet_id)
+            self._give_back({packet_id})
+            if entry.qos == 2:
+                self.flows[packet_id] = OutgoingFlow(Outbound.RELEASING, None)
+                self._window -= 1
+                if self._emit is not None:
+                    self._emit(StoreReleased(packet_id))
+                else:
+                    self.release_stored(packet_id)
+            elif self._emit is not None:
                 self._emit(StoreDone(packet_id))
         if self.resuming.is_over:
             self.resuming = None
@@ -280,7 +292,7 @@ class Outgoing:
         """All of a partition (None: of every one) has been read again: what did not come is given up."""
         resuming = self.resuming
         if resuming is not None:
-            left = {entry.packet_id for entry in resuming.left(position)}
+            left = resuming.left(position)
             resuming.partition_resumed(position)
             self.give_up(left)
 

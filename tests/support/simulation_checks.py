@@ -99,7 +99,10 @@ def i1_acknowledged_arrives(evidence: Evidence) -> list[str]:
         f"{message.payload!r} (QoS {message.qos}, {message.topic_name}, acknowledged at {message.answered_at:.3f}) "
         f"never came to {span.client} by {span.topic_filter} (QoS {span.granted_qos}, since {span.from_at:.3f})"
         for message in history.messages.values()
-        if message.qos and message.answered_at is not None and message.expiry_s is None and not message.is_will
+        if message.qos
+        and message.answered_at is not None
+        and message.expiry_s is None
+        and not message.is_will
         and not message.topic_name.startswith("secret/")  # [MQTT311-3.3.5-2]: acknowledged and not published
         for span in history.spans
         if _due(span, message) and (span.client, span.session, message.payload) not in received
@@ -150,7 +153,9 @@ def _first_receipts(evidence: Evidence) -> dict[tuple[str, int], list[tuple[Rece
             continue
         seen.add(key)
         if any(
-            span.from_at <= message.sent_at and matches(span.topic_filter, message.topic_name) and span.until_at > receipt.at
+            span.from_at <= message.sent_at
+            and matches(span.topic_filter, message.topic_name)
+            and span.until_at > receipt.at
             for span in spans[receipt.client, receipt.session]
         ):
             firsts[receipt.client, receipt.session].append((receipt, message))
@@ -176,7 +181,9 @@ def i3_order(evidence: Evidence) -> list[str]:
             offsets = sorted(record.offset for _, record in occurrences[message.payload])
             index = bisect_right(offsets, reached.get(place, -1))
             if index == len(offsets):
-                wrong.append(f"{_who(receipt)} at offsets {offsets} came after offset {reached.get(place)} of its Topic Name")
+                wrong.append(
+                    f"{_who(receipt)} at offsets {offsets} came after offset {reached.get(place)} of its Topic Name"
+                )
             else:
                 reached[place] = offsets[index]
     return wrong
@@ -188,7 +195,9 @@ def i4_exactly_once(evidence: Evidence) -> list[str]:
     wrong = [
         f"{payload!r} is in the log at {[(*position, record.offset) for position, record in places]}"
         for payload, places in evidence.occurrences().items()
-        if len(places) > 1 and payload in history.messages and history.messages[payload].qos == 2
+        if len(places) > 1
+        and payload in history.messages
+        and history.messages[payload].qos == 2
         and not history.messages[payload].is_will
     ]
     counts = Counter((each.client, each.session, each.payload) for each in _live(history) if each.qos == 2)
@@ -233,7 +242,9 @@ def i7_one_owner(evidence: Evidence) -> list[str]:
             if record.value is None:
                 continue
             if epoch < latest.get(client, -1):
-                wrong.append(f"{client}: epoch {epoch} writes {kind!r} at offset {record.offset} after {latest[client]}")
+                wrong.append(
+                    f"{client}: epoch {epoch} writes {kind!r} at offset {record.offset} after {latest[client]}"
+                )
             if kind != b"s":
                 continue
             latest[client] = max(epoch, latest.get(client, -1))
@@ -291,7 +302,9 @@ def i9_retained(evidence: Evidence) -> list[str]:
         value = evidence.history.messages.get(held[0])
         if value is None or not value.retain or value.topic_name != topic_name:
             wrong.append(f"{topic_name}: {held[0]!r} is retained and was not published so")
-        elif value.answered_at is not None and "clock" not in evidence.kinds:  # between QoS 2 and the others time counts
+        elif (
+            value.answered_at is not None and "clock" not in evidence.kinds
+        ):  # between QoS 2 and the others time counts
             later = [message for message in answered if message.sent_at > value.answered_at]
             if later:
                 wrong.append(f"{topic_name}: {value.payload!r} is retained, {later[-1].payload!r} was later")
@@ -356,7 +369,8 @@ def _was_faulty(evidence: Evidence, connection: Connection, following: Connectio
         return False
     until = following.accepted_at if following is not None and following.accepted_at is not None else INFINITY
     return any(
-        fault.from_at <= until + 1.0 and fault.until_at >= connection.ended_at - 10.0 for fault in evidence.history.faults
+        fault.from_at <= until + 1.0 and fault.until_at >= connection.ended_at - 10.0
+        for fault in evidence.history.faults
     )
 
 
@@ -423,7 +437,11 @@ def i16_low_water(evidence: Evidence) -> list[str]:
                     if (*place, record.offset) in held or acknowledged.get((client, message.payload), INFINITY) <= now:
                         continue
                     for span in spans[client]:
-                        if span.from_at <= min(message.sent_at, at_s(record)) and span.until_at > now and _matches_span(span, message):
+                        if (
+                            span.from_at <= min(message.sent_at, at_s(record))
+                            and span.until_at > now
+                            and _matches_span(span, message)
+                        ):
                             wrong.append(
                                 f"{client}: epoch {epoch} has stored {place} {offset} at {now:.3f}, past "
                                 f"{message.payload!r} at {record.offset}, which is not acknowledged"

@@ -197,32 +197,54 @@ class NodeConsumer(MemoryLogConsumer):
     """Reads what is in the log a little later, and nothing while the edge is cut off."""
 
     def __init__(self, node: NodeLog, group_id: str | None, *, read_committed: bool) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+        self._moved = False
         super().__init__(node.log, group_id, read_committed=read_committed)
         self._node = node
 
     async def fetch(self, timeout_s: float) -> list[tuple[Position, Sequence[Record]]]:
         if self._stopped:
             raise LogUnavailable("the reader was stopped")
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._stopped:
-                    self._event.clear()
-                    before = dict(self._positions)
-                    if (fetched := self._take()) or self._positions != before:
-                        return fetched
-                    await self._event.wait()
-                    await asyncio.sleep(self._node.delay_s())
-        except TimeoutError:
-            pass
+        loop = self._node.process.loop
+        deadline = loop.time() + timeout_s
+        while not self._stopped:
+            self._moved = False
+            if (fetched := self._take()) or self._moved:
+                return fetched
+            if loop.time() >= deadline:
+                break
+            self._waiter = loop.create_future()
+            timer = loop.call_at(deadline, _resolve, self._waiter)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
         return []
 
+    def wake(self) -> None:
+        """Something came: it is read a little later."""
+        if self._waiter is not None:
+            process = self._node.process
+            process.call_at(process.loop.time() + self._node.delay_s(), _resolve, self._waiter)
+
     def _take(self) -> list[tuple[Position, Sequence[Record]]]:
-        return [] if self._node.is_cut or self._node.loses_answers else super()._take()
+        if self._node.is_cut or self._node.loses_answers:
+            return []
+        before = sum(self._positions.values())
+        fetched = super()._take()
+        self._moved = sum(self._positions.values()) != before
+        return fetched
 
     async def stop(self) -> None:
         if not self._stopped and self in self._node.consumers:
             self._node.consumers.remove(self)
         await super().stop()
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class NodeTransactionalProducer:

@@ -192,7 +192,9 @@ class World:
         self.log = MemoryLog(clock_ms=lambda: int((EPOCH_S + loop.time()) * 1000))
         self.processes: list[Process] = []
         rng = self.rng
-        self.kinds = faults if faults is not None else tuple(k for k in FAULTS if rng.random() < rng.choice((0.1, 0.3, 0.5)))
+        self.kinds = (
+            faults if faults is not None else tuple(k for k in FAULTS if rng.random() < rng.choice((0.1, 0.3, 0.5)))
+        )
         self.edges = [Edge(self, f"edge-{number}") for number in range(1, rng.choice((1, 2, 2, 2, 3)) + 1)]
         if "clock" in self.kinds:
             rng.choice(self.edges).clock_offset_s = rng.choice((-30.0, -5.0, 5.0, 30.0))
@@ -422,7 +424,11 @@ class World:
 
     def _compact(self) -> None:
         now_ms = int((EPOCH_S + self.loop.time()) * 1000)
-        for kafka_topic, lag_ms in (("headwater.sessions", 0), ("headwater.retained", 0), ("headwater.claims", 900_000)):
+        for kafka_topic, lag_ms in (
+            ("headwater.sessions", 0),
+            ("headwater.retained", 0),
+            ("headwater.claims", 900_000),
+        ):
             for partition in range(12):
                 self.fault_counts["records compacted"] += self.log.compact(kafka_topic, partition, now_ms - lag_ms)
 
@@ -485,7 +491,7 @@ class World:
 
     def _settle(self) -> None:
         """Until nothing has come to anybody for a while: delayed wills, catch-up, read-repair."""
-        self.loop.run_for(16.0)
+        self.loop.run_for(10.0)
         for _ in range(20):
             before = len(self.history.receipts)
             self.loop.run_for(7.0)
@@ -511,9 +517,7 @@ class World:
             for name, (value, source) in services.retained.view.snapshot().items()
             if not name.startswith(b"$")
         }
-        tables = {
-            name: frozenset(services.table.filters_of(handler)) for name, handler in services.clients.items()
-        }
+        tables = {name: frozenset(services.table.filters_of(handler)) for name, handler in services.clients.items()}
         return EdgeLeft(edge.node_id, retained, services.sessions.view.snapshot(), tables)
 
     def _end(self) -> None:
@@ -521,7 +525,7 @@ class World:
         for client in self.clients:
             client.is_away = True
             client.disconnect("disconnect")
-        self.loop.run_for(20.0)
+        self.loop.run_for(6.0)
         for edge in self.edges:
             for what, left in _left_behind(edge).items():
                 if left:
