@@ -67,6 +67,7 @@ log = logging.getLogger(__name__)
 
 WRITE_BUFFER_HIGH_BYTES = 256 * 1024  # what the kernel did not take yet; beyond it deliveries wait in the engine
 CLOSE_TIMEOUT_S = 5.0  # a peer that takes no bytes is cut off
+LINGER_S = 0.5  # how long a client that broke the protocol may go on sending before its bytes reset the connection
 
 
 class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ignore[misc]  # amqtt's classes are untyped to mypy
@@ -600,6 +601,16 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        if self.engine.is_violated and transport.can_write_eof():
+            # Bytes of the client that nobody has read would reset the connection, and the DISCONNECT that says why
+            # might be lost with it: our side ends now, and what still comes is thrown away for a moment
+            transport.resume_reading()
+            transport.write_eof()
+            self._timer = self._loop.call_later(LINGER_S, self._cut_off, transport)
+            return
+        self._cut_off(transport)
+
+    def _cut_off(self, transport: asyncio.Transport) -> None:
         transport.close()
         # transport.close() waits for the peer to take what was written; a peer that does not is cut off
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)

@@ -46,6 +46,10 @@ class WebSocketTransport(asyncio.Transport):
             self._protocol_paused = True
             self._handler.pause_writing()
 
+    def can_write_eof(self) -> bool:
+        """A WebSocket ends both sides at once."""
+        return False
+
     def close(self) -> None:
         """Send what is queued, then close."""
         self._closing = True

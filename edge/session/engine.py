@@ -94,6 +94,7 @@ class SessionEngine:
         "flows",
         "incoming",
         "is_durable",
+        "is_violated",
         "limits",
         "negotiated",
         "out",
@@ -146,6 +147,7 @@ class SessionEngine:
         self.out: list[bytes] = []
         self.effects: list[Effect] = []
         self.reason = ""
+        self.is_violated = False  # the client broke the protocol: that is why the connection ends
 
     # Events --------------------------------------------------------------------------------------------------------
 
@@ -580,6 +582,7 @@ class SessionEngine:
 
     def _violated(self, violation: ProtocolViolation) -> None:
         """The one place where a violation becomes a reason code on the wire."""
+        self.is_violated = True
         before = self.state
         self.state = next_state(self.state, ConnectionEvent.VIOLATION)
         version = violation.protocol_version or self.protocol_version

@@ -165,6 +165,9 @@ class LinkTransport(asyncio.Transport):
         while self.held and self.is_reading and not self._is_closing:
             self.handler.data_received(self.held.pop(0))
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._is_closing
 
