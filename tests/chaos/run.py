@@ -28,9 +28,10 @@ if __name__ == "__main__":
     sys.path[:0] = [str(_TESTS.parent), str(_TESTS), str(_TESTS / "chaos")]
 
 from report import render  # noqa: E402
-from scenarios import NOT_RUN, POISON_HEADER, SCENARIOS, Context  # noqa: E402
+from scenarios import NOT_RUN, SCENARIOS, Context  # noqa: E402
 from support.chaos_checks import INVARIANTS, Log, Run, longest_silence_s, recovery_s, repeated_in_groups, verdict  # noqa: E402
 from support.chaos_history import Recorder, read, replay  # noqa: E402
+from support.chaos_poison import without_poison  # noqa: E402
 from support.chaos_site import Site  # noqa: E402
 from support.chaos_workload import Workload  # noqa: E402
 from support.simulation_checks import EdgeLeft  # noqa: E402
@@ -91,11 +92,6 @@ async def perform(name: str, seed: int, folder: Path) -> tuple[Context, Run]:
         repeated_in_groups(run, near_fault=True)
     )
     return context, run
-
-
-def without_poison(log: Log) -> Log:
-    """Our own poison is no evidence."""
-    return {place: [each for each in records if POISON_HEADER not in each.headers] for place, records in log.items()}
 
 
 def save(path: Path, left: Left) -> None:

@@ -11,6 +11,7 @@ from statistics import quantiles
 from aiokafka import AIOKafkaProducer
 from support.chaos_checks import Run, resume_s
 from support.chaos_client import KEEP_ALIVE_S, RecordedClient
+from support.chaos_poison import poison_records
 from support.chaos_proxy import FaultProxy, Mode
 from support.chaos_site import ChaosEdge, Site, until_status
 from support.chaos_workload import Workload
@@ -25,7 +26,6 @@ NOT_READY_S = 10.0
 CLOSED_S = 25.0
 DRAINED_S = 10.0
 HALF_OPEN_S = 1.5 * KEEP_ALIVE_S + 5.0
-POISON_HEADER = ("chaos-poison", b"1")
 
 
 @dataclass(slots=True)
@@ -243,27 +243,12 @@ async def poison(context: Context) -> None:
     """Records in every Kafka topic that nobody who keeps to the formats would write."""
     producer = AIOKafkaProducer(bootstrap_servers=context.site.kafka.bootstrap)
     await producer.start()
-    values: list[tuple[bytes | None, bytes | None]] = [
-        (b"\xff\xfe", b"\xff" * 40),
-        (None, b"{"),
-        (b"stranger\x0099999999\x00s", b'{"v":1}'),
-        (b"stranger\x0099999999\x00p", b'{"v":1,"positions":7}'),
-        (b"s1", b"no JSON"),
-        (b"edge-9", b'{"v":"x"}'),
-        (b"a" * 70_000, b"[]"),
-        (b"", b""),
-    ]
-    headers = [POISON_HEADER, ("mqtt.topic", b"\xff\x00"), ("mqtt.qos", b"nine"), ("mqtt.expiry", b"soon")]
     try:
         async with context.site.fault("poison", "all"):
             for spec in catalogue():
-                for number, (key, value) in enumerate(values):
-                    with_headers = headers if number % 2 else headers[:1]
-                    if spec.cleanup_policy == "compact" and key is None:
-                        continue  # Kafka refuses it
-                    await producer.send_and_wait(
-                        spec.name, value, key, partition=number % spec.partitions, headers=with_headers
-                    )
+                for number, (key, value, headers) in enumerate(poison_records(spec)):
+                    partition = number % spec.partitions
+                    await producer.send_and_wait(spec.name, value, key, partition=partition, headers=list(headers))
     finally:
         await producer.stop()
     await asyncio.sleep(15)
