@@ -9,9 +9,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import orjson
 import typer
@@ -129,12 +129,20 @@ async def _run_workers(config: EdgeConfig, workers: int, as_json: bool, from_par
                 print_json(ready)
         if not as_json:
             output().print(f"{workers} workers of edge {config.node_id} are ready")
-        await _until_stopped_or_ended(stop, children)
+        await until_stopped_or_ended(stop, children)
     finally:
         await asyncio.gather(*(child.stop() for child in children))
 
 
-async def _until_stopped_or_ended(stop: asyncio.Event, children: list[Child]) -> None:
+class Waited(Protocol):
+    """A `Child`."""
+
+    async def wait(self) -> int:
+        """The exit code."""
+        ...
+
+
+async def until_stopped_or_ended(stop: asyncio.Event, children: Sequence[Waited]) -> None:
     """A worker that was drained ends with 0, and the others go on without it."""
     stopping = asyncio.ensure_future(stop.wait())
     ends = {asyncio.ensure_future(child.wait()) for child in children}

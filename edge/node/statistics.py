@@ -37,6 +37,7 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "deliverer": {name: value for name, value in deliverer.items() if isinstance(value, int | float)},
         "catch_up": catch_up,
         "gate": services.access.gate.statistics(),
+        "bans": services.access.bans.statistics(),
         "table": services.table.statistics(),
         "retained": _retained_statistics(services),
         "claims": services.ownership.statistics(),

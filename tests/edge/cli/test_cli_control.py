@@ -16,6 +16,7 @@ from edge.access.api_tokens import ApiToken, ApiTokens
 from edge.cli.acl import rules_from_file
 from edge.cli.app import app
 from edge.cli.bans import seconds
+from edge.cli.edge import until_stopped_or_ended
 from schemas.catalogue import EVENTS, catalogue
 from schemas.errors import ConfigurationError
 
@@ -148,3 +149,26 @@ def test_a_drain_of_nobody(kafka_address: str) -> None:
     done = invoke("nodes", "drain", f"none-{uuid.uuid4().hex}", "--kafka", kafka_address)
     assert isinstance(done.exception, ConfigurationError)
     assert "there is no edge" in str(done.exception)
+
+
+class Worker:
+    """A child process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await self.end
+
+
+@pytest.mark.parametrize(("codes", "goes_on"), [([0], True), ([1], False), ([0, 0, 0], False), ([0, 5], False)])
+async def test_a_worker_that_was_drained_leaves_the_others_running(codes: list[int], goes_on: bool) -> None:
+    workers = [Worker() for _ in range(3)]
+    stop = asyncio.Event()
+    running = asyncio.create_task(until_stopped_or_ended(stop, workers))
+    for worker, code in zip(workers, codes, strict=False):
+        worker.end.set_result(code)
+        await asyncio.wait({running}, timeout=0.05)
+    assert running.done() != goes_on
+    stop.set()
+    await asyncio.wait_for(running, 5)
