@@ -13,7 +13,7 @@ header                     value                                               a
 A null value clears the Topic Name [MQTT5-3.3.1-6] [MQTT311-3.3.1-10]; it carries the same two headers, so that an older
 message that lands behind it does not come back. A tombstone without them, as Kafka's own tools write it, clears too.
 
-Which of two records counts does not depend on which landed last: see `RetainedMessage.is_newer_than`.
+Which of two records counts hardly ever depends on which landed last: see `RetainedMessage.is_newer_than`.
 """
 
 from __future__ import annotations
@@ -88,12 +88,13 @@ class RetainedMessage:
         return self.topic_name_utf8
 
     def is_newer_than(self, other: RetainedMessage) -> bool:
-        """Whether this one counts, whichever landed first.
+        """Whether this one, which landed later, counts.
 
         In one partition the higher offset counts; a Topic Name keeps its partition until its Kafka topic is resized
         (or a publisher changes between QoS 2 and the others): then the later append time does. It also does when the
         higher offset is older by an hour: the Kafka topic was made anew. At one and the same position the tombstone
-        counts: that is how an expired message is cleared.
+        counts: that is how an expired message is cleared. Of two sources at one and the same time what landed later
+        counts: every edge reads that order, and compaction keeps that record.
         """
         if self.partition == other.partition and self.kafka_topic == other.kafka_topic and self.partition >= 0:
             mine, theirs = self.offset, other.offset
@@ -104,7 +105,7 @@ class RetainedMessage:
         else:
             mine, theirs = self.timestamp, other.timestamp
             if mine == theirs:
-                return self._source > other._source
+                return True
         return mine > theirs or (mine == theirs and self.value is None and other.value is not None)
 
     def is_same_as(self, other: RetainedMessage) -> bool:
