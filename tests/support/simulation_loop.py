@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import sys
 import time as real_time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import cache
 from heapq import heappop, heappush
 from types import ModuleType
 from typing import Any
@@ -215,51 +217,81 @@ class VirtualClocks(ModuleType):
 
 @contextmanager
 def virtual_loop() -> Iterator[VirtualLoop]:
-    """A running loop with virtual time; meanwhile the modules of bridge and edge read its clocks."""
+    """A running loop with virtual time; meanwhile the modules of bridge and edge read its clocks.
+
+    Garbage is not collected meanwhile: what a run leaves goes when it is over.
+    """
     loop = VirtualLoop()
     clocks = VirtualClocks(loop)
-    restore = _patch_clocks(clocks)
+    places = _clock_places()
+    for place in places:
+        place.patch(clocks)
     interval_s, node.STATS_INTERVAL_S = node.STATS_INTERVAL_S, 20.0  # nobody looks at them here
     former = asyncio.events._get_running_loop()
     asyncio.events._set_running_loop(loop)
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield loop
     finally:
         loop.close()
         asyncio.events._set_running_loop(former)
-        restore()
         node.STATS_INTERVAL_S = interval_s
+        for place in places:
+            place.restore()
+        if collects:
+            gc.enable()
 
 
-def _patch_clocks(clocks: VirtualClocks) -> Callable[[], None]:
-    """Modules that say `time.monotonic()`, and constructors that have `time.monotonic` for a default."""
-    undo: list[Callable[[], None]] = []
-    real: dict[Any, Any] = {real_time.monotonic: clocks.monotonic, real_time.time: clocks.time}
+class _Place:
+    """Where a real clock is held: a module's `time`, or the defaults of a function."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = owner
+        self._name = name
+        self._real = getattr(owner, name)
+
+    def patch(self, clocks: VirtualClocks) -> None:
+        setattr(self._owner, self._name, _virtual(self._real, clocks))
+
+    def restore(self) -> None:
+        setattr(self._owner, self._name, self._real)
+
+
+def _virtual(held: Any, clocks: VirtualClocks) -> Any:
+    if held is real_time:
+        return clocks
+    if isinstance(held, dict):
+        return {name: _virtual(value, clocks) for name, value in held.items()}
+    if isinstance(held, tuple):
+        return tuple(_virtual(value, clocks) for value in held)
+    if held is real_time.monotonic:
+        return clocks.monotonic
+    return clocks.time if held is real_time.time else held
+
+
+_CLOCKS = (real_time.monotonic, real_time.time)
+
+
+@cache
+def _clock_places() -> tuple[_Place, ...]:
+    """In all modules of ours that are imported."""
+    places: list[_Place] = []
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in ("bridge", "edge", "schemas"):
             continue
         if getattr(module, "time", None) is real_time:
-            module.time = clocks
-            undo.append(lambda module=module: setattr(module, "time", real_time))  # type: ignore[misc]
+            places.append(_Place(module, "time"))
         for value in list(vars(module).values()):
-            if not (isinstance(value, type) and value.__module__ == name):
-                continue
-            for function in vars(value).values():
-                defaults = getattr(function, "__kwdefaults__", None)
-                if defaults and any(callable(each) and each in real for each in defaults.values()):
-                    function.__kwdefaults__ = {
-                        key: real[each] if callable(each) and each in real else each for key, each in defaults.items()
-                    }
-                    undo.append(lambda f=function, d=defaults: setattr(f, "__kwdefaults__", d))  # type: ignore[misc]
-                positional = getattr(function, "__defaults__", None)
-                if positional and any(callable(each) and each in real for each in positional):
-                    function.__defaults__ = tuple(
-                        real[each] if callable(each) and each in real else each for each in positional
-                    )
-                    undo.append(lambda f=function, d=positional: setattr(f, "__defaults__", d))  # type: ignore[misc]
+            if isinstance(value, type) and value.__module__ == name:
+                places += _default_clocks(value)
+    return tuple(places)
 
-    def restore() -> None:
-        for each in reversed(undo):
-            each()
 
-    return restore
+def _default_clocks(owner: type) -> Iterator[_Place]:
+    for function in vars(owner).values():
+        for name in ("__kwdefaults__", "__defaults__"):
+            defaults = getattr(function, name, None)
+            values = defaults.values() if isinstance(defaults, dict) else defaults or ()
+            if any(value is clock for value in values for clock in _CLOCKS):
+                yield _Place(function, name)

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -152,6 +153,7 @@ class Edge:
         return self.process.spawn(self.node.stop())
 
 
+@cache
 def world_config(node_id: str) -> Any:
     return make_config(
         {
@@ -201,6 +203,7 @@ class World:
         self.clients = [self._client(number) for number in range(1, rng.randint(2, 5) + 1)]
         self.intruders = 0
         self.is_healing = False
+        self.last_evidence = Evidence(self.history)
         self.errors = _Errors(loop)
 
     # Clients
@@ -289,7 +292,7 @@ class World:
             self.loop.run_for(self.rng.expovariate(1 / mean_s))
             self._step()
         self._heal()
-        evidence = self.evidence()
+        evidence = self.last_evidence = self.evidence()
         self._end()
         return self._report(evidence)
 
