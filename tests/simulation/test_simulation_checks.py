@@ -132,7 +132,7 @@ def twice_without_a_reason(evidence: Evidence) -> None:
 
 def stale_owner_writes(evidence: Evidence) -> None:
     """The first epoch of a session writes once more at the end."""
-    position, records = next((at, held) for at, held in evidence.log.items() if at[0] == "headwater.sessions" and held)
+    _, records = next((at, held) for at, held in evidence.log.items() if at[0] == "headwater.sessions" and held)
     states = [record for record in records if record.key is not None and record.key.endswith(b"\0s") and record.value]
     last = states[-1]
     client, epoch, _ = (last.key or b"").split(b"\0")

@@ -1,4 +1,4 @@
-"""The invariants of ARCHITECTURE.md, each as a function over what a run has left: a list of violations, or an empty one.
+"""The invariants of ARCHITECTURE.md, each as a function over what a run has left: a list of violations, or none.
 
 They look at what clients saw (`simulation_history`), at the log itself, and at what the edges hold in the end; never at
 how the edges came to it.
@@ -11,12 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from support.simulation_history import INFINITY, Connection, History, Message, Receipt, SubscriptionSpan
+from support.simulation_loop import EPOCH_S
+
 from bridge.log import Position
 from bridge.memory_log import MemoryRecord
 from schemas.errors import RecordError
 from schemas.sessions import StoredSession, decode_progress, decode_state, parse_session_key
-from support.simulation_history import INFINITY, Connection, History, Message, Receipt, SubscriptionSpan
-from support.simulation_loop import EPOCH_S
 
 SESSIONS = "headwater.sessions"
 
@@ -167,7 +168,7 @@ def i3_order(evidence: Evidence) -> list[str]:
     come in the order of the log, so all subscribers agree."""
     wrong = []
     occurrences = evidence.occurrences()
-    for (client, _), receipts in _first_receipts(evidence).items():
+    for receipts in _first_receipts(evidence).values():
         last: dict[tuple[object, ...], Message] = {}
         reached: dict[tuple[str, bool], int] = {}
         for receipt, message in receipts:
@@ -256,7 +257,7 @@ def i7_one_owner(evidence: Evidence) -> list[str]:
 
 
 def i8_sessions(evidence: Evidence) -> list[str]:
-    """Session present is what the model says; what is stored and what is subscribed to is what the clients asked for."""
+    """Session present is what the model says; what is stored and subscribed to is what the clients asked for."""
     wrong = [
         f"{each.client}/{each.number} at {each.accepted_at:.3f}: session present {each.session_present}"
         for each in evidence.history.connections
@@ -283,9 +284,8 @@ def i9_retained(evidence: Evidence) -> list[str]:
     for edge in evidence.edges[1:]:
         for name in first.retained.keys() | edge.retained.keys():
             if first.retained.get(name) != edge.retained.get(name):
-                wrong.append(
-                    f"{name!r}: {first.node_id} has {first.retained.get(name)}, {edge.node_id} {edge.retained.get(name)}"
-                )
+                held, other = first.retained.get(name), edge.retained.get(name)
+                wrong.append(f"{name!r}: {first.node_id} has {held}, {edge.node_id} {other}")
     by_name: dict[str, list[Message]] = defaultdict(list)
     for message in evidence.history.messages.values():
         if message.retain and not message.is_refused:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from bridge.shared.memory_lease import MemoryLeases
 from support.simulation_loop import Process
 
 from bridge.log import (
@@ -30,6 +29,7 @@ from bridge.log import (
     TransactionAborted,
 )
 from bridge.memory_log import MemoryLog, MemoryLogConsumer, _Transaction
+from bridge.shared.memory_lease import MemoryLeases
 
 ANSWER_S = 10.0  # as the clients of Kafka: a question is repeated for so long
 WRITE_S, END_S, START_S = 8.0, 10.0, 20.0  # a transaction's writing, its commit, taking the id

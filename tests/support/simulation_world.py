@@ -538,7 +538,7 @@ class World:
             self.history.violation("I13", "an edge does not stop")
         self.loop.run_for(2.0)
         for edge, _ in stops:
-            tasks = [task for task in edge.process.live_tasks()]
+            tasks = list(edge.process.live_tasks())
             if tasks:
                 self.history.violation("I13", f"{edge.node_id} has stopped and has left {tasks[:5]}")
 
