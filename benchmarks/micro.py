@@ -28,6 +28,7 @@ from benchmarks.brokers import ACL, LIMITS, USER_NAME
 from bridge.memory_log import MemoryLog
 from edge import wire
 from edge.access.passwords import add_user
+from edge.cli.edge import tune_garbage_collection
 from edge.handler.protocol import EdgeProtocolHandler
 from edge.node.config import make_config
 from edge.node.node import EdgeNode
@@ -96,6 +97,7 @@ async def _path_figures(node: EdgeNode, rounds: int) -> dict[str, float]:
     for number, subscriber in enumerate(subscribers):
         subscriber.data_received(wire.encode(wire.Subscribe(1, (wire.SubscriptionRequest(f"bench/{number}", 1),)), 4))
         await _until(partial(_has_answered, subscriber, b"\x90"))
+    tune_garbage_collection()
     stages: dict[str, list[float]] = {"receive": [], "log": [], "puback": []}
     for round_number in range(rounds):
         first_id = 1 + round_number * MESSAGES_PER_ROUND % _PACKET_ID_MAX

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridge.delivery import Delivery, read_delivery, read_topic_name
+from bridge.delivery import Delivery, following, read_delivery, read_topic_name
 from bridge.log import Log, LogError, LogTruncated, Position, Record
 from bridge.partitioning import Destination, RouteTable
 from schemas.errors import HeadwaterError
@@ -29,7 +29,7 @@ from schemas.routes import DEAD_LETTER, Q2_SUFFIX
 
 if TYPE_CHECKING:
     from bridge.publisher import Publisher
-    from bridge.subscriptions import Grant, SubscriptionTable
+    from bridge.subscriptions import Grant, Shards, SubscriptionTable
 
 log = logging.getLogger(__name__)
 
@@ -325,40 +325,31 @@ class Deliverer:
     ) -> tuple[int, Delivery | None, tuple[list[Grant], ...]]:
         """Hand out records until it is time to give way, or until one has more than one shard of subscribers.
 
-        Returns the index to go on at, and the delivery with its shards in the second case.
+        Returns the index to go on at, and the delivery with its shards in the second case. Records that follow one
+        another with the same headers (a client's that came together) go to their only subscriber as one run.
         """
-        kafka_topic, partition = position
-        match = self._table.match_bytes
-        topic_name_from_key = self._routes.topic_name_from_key
         now_ms = self._clock_ms()
         deliveries = 0
         stop = min(len(records), start + YIELD_RECORDS - min(self._since_yield, YIELD_RECORDS - 1))
         index = start
         try:
-            for index in range(start, stop):
+            while index < stop:
                 record = records[index]
-                try:
-                    headers = record.headers
-                    if len(headers) > 0 and len(headers) < 4 and headers[0][0] == HEADER_TOPIC and headers[0][1]:
-                        name = headers[0][1]
-                    else:
-                        name = read_topic_name(kafka_topic, record, topic_name_from_key)
-                    shards = match(name)
-                    if not shards:
-                        continue
-                    grants = shards[0]
-                    frames: dict[Any, Any] | None = {} if len(grants) > 1 else None  # encoded packets to share
-                    delivery = read_delivery(kafka_topic, partition, record, name, frames)
-                except HeadwaterError as error:
-                    self.dead_letter(position, record, error)
+                index += 1
+                matched = self._match(position, record, now_ms)
+                if matched is None:
                     continue
-                expiry_s = delivery.expiry_s
-                if expiry_s is not None and delivery.timestamp_ms + expiry_s * 1000 <= now_ms:
-                    self._counts["expired_records"] += 1  # I15 [MQTT5-3.3.2-5]
-                    continue
+                delivery, shards = matched
                 if len(shards) > 1:
-                    return index + 1, delivery, shards
-                for grant in grants:
+                    return index, delivery, shards
+                headers = record.headers
+                if index < stop and records[index].headers == headers and _may_run(delivery, position, shards[0]):
+                    first = index
+                    while index < stop and records[index].headers == headers:
+                        index += 1
+                    deliveries += self._deliver_run(following(delivery, records[first:index]), shards[0][0])
+                    continue
+                for grant in shards[0]:
                     if grant.not_before and self._is_before(grant.not_before, position, record.offset):
                         continue
                     try:
@@ -367,11 +358,42 @@ class Deliverer:
                         self._subscriber_failed(delivery)
                     deliveries += 1
         finally:
-            handled = index + 1 - start
-            self._since_yield += handled
-            self._counts["records"] += handled
+            self._since_yield += index - start
+            self._counts["records"] += index - start
             self._counts["deliveries"] += deliveries
-        return index + 1, None, ()
+        return index, None, ()
+
+    def _match(self, position: Position, record: Record, now_ms: int) -> tuple[Delivery, Shards] | None:
+        """The record as a delivery and who gets it; None: nobody."""
+        kafka_topic, partition = position
+        try:
+            headers = record.headers
+            if 0 < len(headers) < 4 and headers[0][0] == HEADER_TOPIC and headers[0][1]:
+                name = headers[0][1]
+            else:
+                name = read_topic_name(kafka_topic, record, self._routes.topic_name_from_key)
+            shards = self._table.match_bytes(name)
+            if not shards:
+                return None
+            grants = shards[0]
+            frames: dict[Any, Any] | None = {} if len(grants) > 1 else None  # encoded packets to share
+            delivery = read_delivery(kafka_topic, partition, record, name, frames)
+        except HeadwaterError as error:
+            self.dead_letter(position, record, error)
+            return None
+        expiry_s = delivery.expiry_s
+        if expiry_s is not None and delivery.timestamp_ms + expiry_s * 1000 <= now_ms:
+            self._counts["expired_records"] += 1  # I15 [MQTT5-3.3.2-5]
+            return None
+        return delivery, shards
+
+    def _deliver_run(self, run: list[Delivery], grant: Grant) -> int:
+        subscriber: Any = grant.subscriber
+        try:
+            subscriber.deliver_run(run, grant)
+        except Exception:
+            self._subscriber_failed(run[0])
+        return len(run)
 
     async def _deliver_shards(self, delivery: Delivery, shards: tuple[list[Grant], ...]) -> None:
         """A shard per turn of the loop. Who unsubscribes meanwhile gets no more [MQTT5-3.10.4-2]."""
@@ -469,6 +491,20 @@ class Deliverer:
         except LogError as error:
             self._counts["log_errors"] += 1
             log.warning("the positions of group %s could not be stored: %s", self.group_id, error)
+
+
+def _may_run(delivery: Delivery, position: Position, grants: Sequence[Grant]) -> bool:
+    """Whether records with the same headers that follow it go the same way: these say all, and who gets them, alone,
+    is due everything."""
+    grant, headers = grants[0], delivery.headers
+    return (
+        len(grants) == 1
+        and grant.takes_runs
+        and delivery.expiry_s is None
+        and 0 < len(headers) < 4
+        and headers[0] == (HEADER_TOPIC, delivery.topic_name_utf8)
+        and (grant.not_before is None or position not in grant.not_before)
+    )
 
 
 def _nothing() -> None:

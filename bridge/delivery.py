@@ -6,7 +6,7 @@ over the headers and leaves the rest (the MQTT 5 properties) to ``decode_headers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bridge.log import Headers, Record, UnreadableRecord
@@ -101,6 +101,19 @@ def read_topic_name(
     if topic_name is None:
         raise RecordError(f"no {HEADER_TOPIC} header, and the key gives no Topic Name")
     return topic_name.encode()
+
+
+def following(first: Delivery, records: Sequence[Record]) -> list[Delivery]:
+    """The delivery with those of the records that follow it in its partition and have its very headers: what
+    ``read_delivery`` makes of them, in one step. None of them may expire."""
+    name, _, qos, retain, client_id, expiry_s, _, headers, properties, kafka_topic, partition, _, frames = first
+    deliveries = [first]
+    for record in records:
+        value = record.value or b""
+        place = (kafka_topic, partition, record.offset, frames)
+        fields = (name, value, qos, retain, client_id, expiry_s, record.timestamp, headers, properties, *place)
+        deliveries.append(_new(Delivery, fields))
+    return deliveries
 
 
 def read_delivery(

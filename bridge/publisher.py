@@ -11,6 +11,9 @@ What happens to a record, exactly one of::
     record_refused(token, error)     definite: it is not in the log and never will be
     record_unknown(token)            nobody knows after 30 s of trying: close the connection without an answer
 
+A run (``append_run``: records of one destination that came together) is one entry from end to end and has one outcome,
+``records_appended``, unless something went wrong with it: then each of its records has its own.
+
 A record with sink None (QoS 0) is fire and forget; when the buffer is full the newest of these is dropped and counted.
 
 The supervisor: when the log says that its producer is poisoned, or keeps a batch longer than 30 s, the producer is
@@ -24,7 +27,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from math import inf
 from typing import Any, Protocol, TypeAlias
 
@@ -58,8 +62,17 @@ class AppendSink(Protocol):
     def record_unknown(self, token: Any) -> None: ...
 
 
-_Entry: TypeAlias = tuple[AppendSink | None, Any, float, int]
-"""What completion needs of a record: (sink, token, appended at, size). ``inf`` as the time: already reported."""
+class RunSink(AppendSink, Protocol):
+    """Who appends runs."""
+
+    def records_appended(self, tokens: list[Any], base_offset: int) -> None:
+        """All records of a run are in the log, from ``base_offset`` on; -1 as above."""
+        ...
+
+
+_Entry: TypeAlias = tuple[Any, Sequence[Any], float, int, int]
+"""What completion needs of a record or a run: (sink, tokens, appended at, size, records). ``inf`` as the time: already
+reported. The sink is None, an AppendSink, or, with more than one record, a RunSink; a token for each record."""
 
 
 class _Batch:
@@ -140,26 +153,45 @@ class Publisher:
         self, destination: Destination, value: bytes | None, headers: Headers, sink: AppendSink | None, token: Any
     ) -> None:
         """Put one record in line; what became of it comes to ``sink`` with ``token``. Never waits."""
-        key = destination.key
-        size = RECORD_OVERHEAD_BYTES
-        if value is not None:
-            size += len(value)
-        if key is not None:
-            size += len(key)
-        if len(headers) > PLAIN_HEADERS:
-            for header in headers:
-                size += HEADER_OVERHEAD_BYTES + len(header[1] or b"")
+        record = (destination.key, value, headers)
+        size = _size_of(record)
         if sink is None and self._buffered_bytes + size > self._buffer_bytes_max:
             self._counts["dropped_records"] += 1
             return
-        position = destination.position
+        lane = self._lane_for(destination.position, size)
+        lane.records.append(record)
+        lane.entries.append((sink, (token,), self._now_s, size, 1))
+
+    def append_run(
+        self,
+        destination: Destination,
+        values: Sequence[bytes],
+        headers: Headers,
+        sink: RunSink | None,
+        tokens: list[Any],
+    ) -> None:
+        """The same for records that came together and share all but their values; a token for each, none for None."""
+        key, count = destination.key, len(values)
+        size = _size_of((key, None, headers)) * count + sum(map(len, values))
+        if (
+            count > BATCH_RECORDS_MAX
+            or size > BATCH_BYTES_MAX
+            or (sink is None and self._buffered_bytes + size > self._buffer_bytes_max)
+        ):
+            for index, value in enumerate(values):
+                self.append(destination, value, headers, sink, tokens[index] if sink is not None else None)
+            return
+        lane = self._lane_for(destination.position, size)
+        lane.records += [(key, value, headers) for value in values]
+        lane.entries.append((sink, tokens, self._now_s, size, count))
+
+    def _lane_for(self, position: Position, size: int) -> _Lane:
+        """The lane, which is about to have that much more in it."""
         lane = self._lanes.get(position)
         if lane is None:
             lane = self._lanes[position] = _Lane(position)
         if not self._buffered_bytes:
             self._now_s = self._clock()
-        lane.records.append((key, value, headers))
-        lane.entries.append((sink, token, self._now_s, size))
         lane.size_bytes += size
         self._buffered_bytes += size
         if not lane.dirty and lane.in_flight is None:
@@ -167,6 +199,7 @@ class Publisher:
             self._dirty.append(lane)
             if self._flush_handle is None:
                 self._schedule_flush()
+        return lane
 
     def append_future(self, destination: Destination, value: bytes | None, headers: Headers) -> asyncio.Future[int]:
         """The same for the few records that a task waits for (heartbeats, claims): the future is the offset.
@@ -272,13 +305,13 @@ class Publisher:
             batch = _Batch(lane.records, lane.entries)
             lane.records, lane.entries, lane.size_bytes = [], [], 0
             return batch
-        count = size = 0
-        for entry in lane.entries[:BATCH_RECORDS_MAX]:
-            if count and size + entry[3] > BATCH_BYTES_MAX:
+        taken = count = size = 0
+        for entry in lane.entries:
+            if taken and (count + entry[4] > BATCH_RECORDS_MAX or size + entry[3] > BATCH_BYTES_MAX):
                 break  # a record larger than a batch goes alone
-            count, size = count + 1, size + entry[3]
-        batch = _Batch(lane.records[:count], lane.entries[:count])
-        del lane.records[:count], lane.entries[:count]
+            taken, count, size = taken + 1, count + entry[4], size + entry[3]
+        batch = _Batch(lane.records[:count], lane.entries[:taken])
+        del lane.records[:count], lane.entries[:taken]
         lane.size_bytes -= size
         return batch
 
@@ -306,22 +339,25 @@ class Publisher:
             self._wake_if_idle()
 
     def _appended(self, lane: _Lane, batch: _Batch, base_offset: int) -> None:
-        entries = batch.entries
         released = 0
         offset = base_offset
-        step = 1 if base_offset >= 0 else 0
-        for sink, token, _, size in entries:
+        is_known = base_offset >= 0
+        for sink, tokens, _, size, count in batch.entries:
             released += size
             if sink is not None:
                 try:
-                    sink.record_appended(token, offset)
+                    if count == 1:
+                        sink.record_appended(tokens[0], offset)
+                    else:
+                        sink.records_appended(tokens, offset)
                 except Exception:
                     self._sink_failed()
-            offset += step
+            if is_known:
+                offset += count
         self._buffered_bytes -= released
         self._retry_s = RETRY_S_MIN
         lane.known_end = max(lane.known_end, offset)
-        self._counts["appended_records"] += len(entries)
+        self._counts["appended_records"] += len(batch.records)
         self._counts["appended_batches"] += 1
         if self._after_batch is not None:
             self._after_batch()
@@ -329,17 +365,16 @@ class Publisher:
     def _refused(self, lane: _Lane, batch: _Batch, error: RecordRefused) -> None:
         if error.divisible and len(batch.records) > 1:
             # One of them spoilt the batch: each gets its own try, in order, before anything later.
-            singles = zip(batch.records, batch.entries, strict=True)
-            lane.again.extendleft(reversed([_Batch([record], [entry]) for record, entry in singles]))
+            lane.again.extendleft(reversed(list(_singles(batch))))
             return
-        for sink, token, _, size in batch.entries:
+        for sink, tokens, _, size, _ in batch.entries:
             self._buffered_bytes -= size
-            if sink is not None:
+            for token in tokens if sink is not None else ():
                 try:
                     sink.record_refused(token, error)
                 except Exception:
                     self._sink_failed()
-        self._counts["refused_records"] += len(batch.entries)
+        self._counts["refused_records"] += len(batch.records)
         if self._after_batch is not None:
             self._after_batch()
 
@@ -353,7 +388,7 @@ class Publisher:
         kept = self._without_reported(batch)
         if kept is not None:
             lane.again.appendleft(kept)
-            self._counts["resent_records"] += len(kept.entries)
+            self._counts["resent_records"] += len(kept.records)
 
     def _without_reported(self, batch: _Batch) -> _Batch | None:
         if batch.entries[0][2] != inf:  # they are reported from the front
@@ -362,7 +397,8 @@ class Publisher:
         self._buffered_bytes -= sum(entry[3] for entry in batch.entries[:waiting])
         if waiting == len(batch.entries):
             return None
-        return _Batch(batch.records[waiting:], batch.entries[waiting:])
+        records = sum(entry[4] for entry in batch.entries[:waiting])
+        return _Batch(batch.records[records:], batch.entries[waiting:])
 
     def _sink_failed(self) -> None:
         self._counts["sink_errors"] += 1
@@ -416,35 +452,36 @@ class Publisher:
 
     def _expire_entries(self, entries: list[_Entry], limit_s: float) -> bool:
         """Report what is too old in a sent batch; whether nothing is left that anybody waits for."""
-        for index, (sink, token, at_s, size) in enumerate(entries):
+        for index, (sink, tokens, at_s, size, count) in enumerate(entries):
             if at_s == inf:
                 continue
             if at_s > limit_s:
                 return False
-            entries[index] = (None, None, inf, size)
-            self._report_unknown(sink, token)
+            entries[index] = (None, (), inf, size, count)
+            self._report_unknown(sink, tokens, count)
         return True
 
     def _drop_expired(self, lane: _Lane, limit_s: float) -> None:
-        count = 0
-        for sink, token, at_s, size in lane.entries:
+        dropped = records = 0
+        for sink, tokens, at_s, size, count in lane.entries:
             if at_s > limit_s:
                 break
-            count += 1
+            dropped, records = dropped + 1, records + count
             lane.size_bytes -= size
             self._buffered_bytes -= size
-            self._report_unknown(sink, token)
-        del lane.records[:count], lane.entries[:count]
+            self._report_unknown(sink, tokens, count)
+        del lane.records[:records], lane.entries[:dropped]
 
-    def _report_unknown(self, sink: AppendSink | None, token: Any) -> None:
+    def _report_unknown(self, sink: AppendSink | None, tokens: Sequence[Any], count: int) -> None:
         if sink is None:
-            self._counts["dropped_records"] += 1
+            self._counts["dropped_records"] += count
             return
-        self._counts["unknown_records"] += 1
-        try:
-            sink.record_unknown(token)
-        except Exception:
-            self._sink_failed()
+        self._counts["unknown_records"] += count
+        for token in tokens:
+            try:
+                sink.record_unknown(token)
+            except Exception:
+                self._sink_failed()
 
     def _wake_if_idle(self) -> None:
         if not self._buffered_bytes:
@@ -452,6 +489,28 @@ class Publisher:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+
+
+def _size_of(record: PendingRecord) -> int:
+    """What a record counts for in a batch and in the buffer."""
+    key, value, headers = record
+    size = RECORD_OVERHEAD_BYTES
+    if value is not None:
+        size += len(value)
+    if key is not None:
+        size += len(key)
+    if len(headers) > PLAIN_HEADERS:
+        for header in headers:
+            size += HEADER_OVERHEAD_BYTES + len(header[1] or b"")
+    return size
+
+
+def _singles(batch: _Batch) -> Iterator[_Batch]:
+    """Each record of a batch as a batch of its own."""
+    records = iter(batch.records)
+    for sink, tokens, at_s, _, count in batch.entries:
+        for index, record in enumerate(islice(records, count)):
+            yield _Batch([record], [(sink, tokens[index : index + 1], at_s, _size_of(record), 1)])
 
 
 class _FutureSink:

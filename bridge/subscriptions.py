@@ -29,6 +29,13 @@ class Subscriber(Protocol):
         """Take one delivery, now and without waiting."""
 
 
+class RunSubscriber(Subscriber, Protocol):
+    """A subscriber that takes several deliveries in one step."""
+
+    def deliver_run(self, deliveries: list[Any], grant: Grant, /) -> object:
+        """Take deliveries that follow one another in the log and have all their headers in common; none expires."""
+
+
 @dataclass(slots=True, eq=False)
 class Grant:
     """What one subscriber gets of one name: all its matching subscriptions merged into one copy.
@@ -46,6 +53,7 @@ class Grant:
     subscription_ids: tuple[int, ...]
     not_before: NotBefore | None
     begins: NotBefore | None = None
+    takes_runs: bool = False  # the subscriber is a `RunSubscriber`
 
 
 @dataclass(slots=True, eq=False)
@@ -299,6 +307,7 @@ def _merged(subscriptions: Sequence[Subscription]) -> Grant:
         _distinct_ids(subscriptions),
         bounds,
         first.not_before if len(subscriptions) == 1 else bounds and dict(bounds),
+        hasattr(first.subscriber, "deliver_run"),
     )
 
 

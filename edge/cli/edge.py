@@ -89,7 +89,7 @@ async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> Non
     if config.dev:
         logging.getLogger("headwater").warning(DEV_BANNER)
     node = EdgeNode(config, KafkaLog(config.kafka.bootstrap_servers, options=client_options(config.kafka)))
-    _tune_garbage_collection()
+    tune_garbage_collection()
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ async def until_stopped_or_ended(stop: asyncio.Event, children: Sequence[Waited]
         task.cancel()
 
 
-def _tune_garbage_collection() -> None:
+def tune_garbage_collection() -> None:
     """Modules are never garbage, and messages die by reference count: look for cycles rarely."""
     gc.collect()
     gc.freeze()

@@ -43,6 +43,7 @@ from edge.session.effects import (
     AppendExactlyOnce,
     AppendRecord,
     AppendRetained,
+    AppendRun,
     Authenticate,
     CloseConnection,
     CloseSubscriptions,
@@ -212,6 +213,18 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._is_dirty = True
             self.services.dirty.append(self)
 
+    def deliver_run(self, deliveries: list[Delivery], grant: Grant) -> None:
+        """Records that follow one another matched."""
+        outgoing = self.engine.outgoing
+        taken = 0
+        if self.behind is None and self.retaining is None and outgoing is not None:
+            taken = outgoing.take_live_run(deliveries, grant)
+            if taken and not self._is_dirty:
+                self._is_dirty = True
+                self.services.dirty.append(self)
+        for delivery in deliveries[taken:]:
+            self.deliver(delivery, grant)
+
     def deliver_late(self, delivery: Delivery, grant: Grant) -> bool:
         """A record that was missed and read again; False: no room for it yet."""
         engine = self.engine
@@ -257,7 +270,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             following_offset=following,
         )
 
-    def record_appended(self, token: Any, offset: int) -> None:
+    def record_appended(self, token: int, offset: int) -> None:
         """Kafka has acknowledged one of our records."""
         engine = self.engine
         if engine.paused or engine.incoming is None:
@@ -265,17 +278,27 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             if engine.effects:
                 self._perform()
         else:  # the same, short: one per message
-            engine.incoming.acknowledge(token.packet_id)
+            engine.incoming.acknowledge(token)
         if not self._is_dirty and engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)
 
-    def record_refused(self, token: Any, error: RecordRefused) -> None:
+    def records_appended(self, tokens: list[int], base_offset: int) -> None:
+        """Kafka has acknowledged a run of our records."""
+        engine = self.engine
+        engine.records_appended(tokens)
+        if engine.effects:
+            self._perform()
+        if not self._is_dirty and engine.out:
+            self._is_dirty = True
+            self.services.dirty.append(self)
+
+    def record_refused(self, token: int, error: RecordRefused) -> None:
         """Kafka has refused one of our records for good."""
         self.engine.record_refused(token, ReasonCode.QUOTA_EXCEEDED, error.reason)
         self._pump()
 
-    def record_unknown(self, token: Any) -> None:
+    def record_unknown(self, token: int) -> None:
         """Nobody knows: close without an answer, so that the client sends it again (design section 5)."""
         self.disconnect(ReasonCode.SERVER_BUSY, "Kafka gave no answer in time; send what is unacknowledged again")
 
@@ -486,15 +509,14 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         while engine.effects:
             effects, engine.effects = engine.effects, []
             for effect in effects:
-                if type(effect) is AppendRecord:
+                if type(effect) is AppendRun:
+                    packet_ids, target, values, headers = effect
+                    self.services.counters.messages_received += len(values)
+                    publisher.append_run(target.destination, values, headers, self if packet_ids else None, packet_ids)
+                elif type(effect) is AppendRecord:
+                    packet_id, target, value, headers = effect
                     self.services.counters.messages_received += 1
-                    publisher.append(
-                        effect.target.destination,
-                        effect.value,
-                        effect.headers,
-                        self if effect.packet_id else None,
-                        effect,
-                    )
+                    publisher.append(target.destination, value, headers, self if packet_id else None, packet_id)
                 else:
                     rearm = True
                     self._perform_other(effect)

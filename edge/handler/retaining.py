@@ -418,8 +418,10 @@ def append_retained(handler: EdgeProtocolHandler, effect: AppendRetained) -> Non
     services.counters.messages_received += 1
     if retained.has_room_for(effect.headers[0][1], effect.value):
         sink = handler if effect.packet_id else None
-        retained.publish(effect.target.destination, effect.value, effect.headers, sink, effect)
+        retained.publish(effect.target.destination, effect.value, effect.headers, sink, effect.packet_id)
     elif effect.packet_id:
-        handler.engine.record_refused(effect, ReasonCode.QUOTA_EXCEEDED, "this edge retains no more topic names")
+        handler.engine.record_refused(
+            effect.packet_id, ReasonCode.QUOTA_EXCEEDED, "this edge retains no more topic names"
+        )
     else:
         services.counters.messages_dropped += 1

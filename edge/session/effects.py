@@ -5,6 +5,7 @@
 | `Authenticate` | `accept` or `refuse` |
 | `StepAuthentication` | `authentication_stepped` |
 | `AppendRecord`, `AppendRetained` | `record_appended` (QoS > 0), `record_refused`; none for QoS 0 |
+| `AppendRun` | `records_appended`, or the same for each of its packet identifiers |
 | `AppendExactlyOnce` | `exactly_once_appended` or `exactly_once_refused` |
 | `ForgetReceived`, `StoreOutgoing`, `StoreReleased` | `received_forgotten`, `outgoing_stored`, `release_stored` |
 | `StoreDone` | none: stored with what comes next |
@@ -48,6 +49,18 @@ class AppendRecord(NamedTuple):
     packet_id: int
     target: PublishTarget
     value: bytes
+    headers: RecordHeaders
+
+
+class AppendRun(NamedTuple):
+    """Append messages that came together and go to one place: the same as an `AppendRecord` for each, in one step.
+
+    Those of QoS 0 have no packet identifiers at all.
+    """
+
+    packet_ids: list[int]
+    target: PublishTarget
+    values: list[bytes]
     headers: RecordHeaders
 
 
@@ -151,6 +164,7 @@ class CloseConnection:
 
 Effect = (
     AppendRecord
+    | AppendRun
     | AppendExactlyOnce
     | ForgetReceived
     | StoreOutgoing

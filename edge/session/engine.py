@@ -16,7 +16,6 @@ from edge.session.authenticating import Authentication, Denied, check_before_con
 from edge.session.connect import MQTT_5, PACKET_BYTES_UNLIMITED, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
     AppendExactlyOnce,
-    AppendRecord,
     Authenticate,
     CloseConnection,
     CloseSubscriptions,
@@ -258,15 +257,23 @@ class SessionEngine:
             self.send(Connack(session_present=False, reason_code=reason_code, properties=properties))
         self._close(reason)
 
-    def record_appended(self, record: AppendRecord) -> None:
+    def record_appended(self, packet_id: int) -> None:
         """Kafka holds the record on all in-sync replicas: PUBACK in its turn [MQTT5-4.3.2-4] [MQTT311-4.3.2-2]."""
         incoming = self.incoming
         assert incoming is not None
-        incoming.acknowledge(record.packet_id)
+        incoming.acknowledge(packet_id)
         if self.paused & reading.UNACKNOWLEDGED and incoming.unacknowledged <= reading.UNACKNOWLEDGED_MAX_3 // 2:
             self.resume(reading.UNACKNOWLEDGED)
 
-    def record_refused(self, record: AppendRecord, reason_code: ReasonCode, reason: str) -> None:
+    def records_appended(self, packet_ids: list[int]) -> None:
+        """The same for all records of a run."""
+        incoming = self.incoming
+        assert incoming is not None
+        incoming.acknowledge_run(packet_ids)
+        if self.paused & reading.UNACKNOWLEDGED and incoming.unacknowledged <= reading.UNACKNOWLEDGED_MAX_3 // 2:
+            self.resume(reading.UNACKNOWLEDGED)
+
+    def record_refused(self, packet_id: int, reason_code: ReasonCode, reason: str) -> None:
         """Kafka refused the record for good: a negative PUBACK, or, in 3.1.1, which has none, the end."""
         incoming = self.incoming
         assert incoming is not None
@@ -274,7 +281,7 @@ class SessionEngine:
         if self.state is ConnectionState.CLOSED:
             return
         if self.protocol_version == MQTT_5:
-            incoming.answer(record.packet_id, negative_puback(self, record.packet_id, reason_code, reason))
+            incoming.answer(packet_id, negative_puback(self, packet_id, reason_code, reason))
         else:
             self.disconnect(reason_code, reason)
 

@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from struct import Struct
 
-from edge.session.effects import AppendRecord, Effect, PublishTarget, RecordHeaders
+from edge.session.effects import AppendRecord, AppendRun, Effect, PublishTarget, RecordHeaders
 from edge.session.errors import TopicAliasInvalid
 from edge.wire import ProtocolError, Publish, ReasonCode
 
@@ -13,6 +14,7 @@ Resolve = Callable[[bytes], "PublishTarget | ReasonCode"]
 
 _new = tuple.__new__  # a named tuple's own constructor costs three times as much
 _PUBACK = Struct(">HH").pack  # `edge.wire.puback` without the call: one per message
+_PUBACKS = [_PUBACK(0x4002, packet_id) for packet_id in range(0x10000)]
 TARGETS_MAX = 256  # topic names whose target one session keeps; a device rarely publishes to more than a handful
 
 
@@ -48,11 +50,16 @@ class Incoming:
 
         Plain is: whole, below 16 KiB, QoS 0 or 1, a Topic Name that is known, no DUP, no RETAIN, no properties. It
         stops before anything else and before anything wrong; the long way (frame, decode, `target`, `append`) goes on
-        there and finds out which. Both ways make the same records.
+        there and finds out which. Both ways make the same records; here those of one Topic Name and QoS that follow one
+        another are one `AppendRun`.
         """
-        targets, answers = self._targets, self._answers
+        answers = self._answers
         room = answers_max - len(answers)
-        end, position, count = len(data), 0, 0
+        end, position = len(data), 0
+        packet_ids: list[int] = []
+        values: list[bytes] = []
+        name, run_byte, name_bytes = b"", 0, 0  # of the run: Topic Name with its length, first byte of its packets
+        target: PublishTarget | ReasonCode | None = None
         while end - position > 4:
             first_byte = data[position]
             if first_byte != 0x32 and first_byte != 0x30:
@@ -68,10 +75,16 @@ class Incoming:
             stop = start + size
             if size < 3 or stop > end:
                 break
-            at = start + 2 + (data[start] << 8 | data[start + 1])
-            target = targets.get(data[start + 2 : at])
-            if target.__class__ is not PublishTarget:
-                break
+            if first_byte != run_byte or not data.startswith(name, start):
+                if values:
+                    self._end_run(run_byte, packet_ids, target, values, effects)
+                    packet_ids, values = [], []
+                at = start + 2 + (data[start] << 8 | data[start + 1])
+                target = self._targets.get(data[start + 2 : at])
+                if target.__class__ is not PublishTarget:
+                    break
+                name, run_byte, name_bytes = data[start:at], first_byte, at - start
+            at = start + name_bytes
             packet_id = 0
             if first_byte == 0x32:
                 if at + 2 > stop or room <= 0:
@@ -86,14 +99,32 @@ class Incoming:
                 at += 1
             if at > stop:
                 break
-            effects.append(_new(AppendRecord, (packet_id, target, data[at:stop], target.headers[first_byte >> 1 & 1])))
+            values.append(data[at:stop])
             if packet_id:
-                answers.append(packet_id)
+                packet_ids.append(packet_id)
                 room -= 1
-            count += 1
             position = stop
-        self.received += count
+        if values:
+            self._end_run(run_byte, packet_ids, target, values, effects)
         return position
+
+    def _end_run(
+        self,
+        first_byte: int,
+        packet_ids: list[int],
+        target: PublishTarget | ReasonCode | None,
+        values: list[bytes],
+        effects: list[Effect],
+    ) -> None:
+        assert isinstance(target, PublishTarget)
+        headers = target.headers[first_byte >> 1 & 1]
+        self._answers += packet_ids
+        self.received += len(values)
+        if len(values) == 1:
+            packet_id = packet_ids[0] if packet_ids else 0
+            effects.append(_new(AppendRecord, (packet_id, target, values[0], headers)))
+        else:
+            effects.append(_new(AppendRun, (packet_ids, target, values, headers)))
 
     def target(self, packet: Publish) -> PublishTarget | ReasonCode:
         """Where the packet's topic name goes; kept per session so that routing and ACL cost one dict hit."""
@@ -127,6 +158,17 @@ class Incoming:
                 self._let_out()
         else:
             self.answer(packet_id, _PUBACK(0x4002, packet_id))
+
+    def acknowledge_run(self, packet_ids: list[int]) -> None:
+        """The same for a run, in one step when nothing is in front of it."""
+        answers = self._answers
+        if not self._known and list(islice(answers, len(packet_ids))) == packet_ids:
+            for _ in packet_ids:
+                answers.popleft()
+            self._out.append(b"".join([_PUBACKS[packet_id] for packet_id in packet_ids]))
+        else:
+            for packet_id in packet_ids:
+                self.acknowledge(packet_id)
 
     def answer(self, packet_id: int, answer: bytes) -> None:
         """An answer is known: it goes out with all that are known at the head [MQTT311-4.6.0-2]."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from struct import Struct
 
 from bridge.delivery import Delivery, SharedDelivery
 from bridge.log import Position
@@ -10,12 +11,14 @@ from bridge.subscriptions import Grant
 from edge.session.connect import PACKET_BYTES_UNLIMITED
 from edge.session.effects import Effect, StoreDone, StoreOutgoing, StoreReleased
 from edge.session.exactly_once import Outbound, OutgoingFlow
-from edge.session.frames import Alias, Frame, frame_key, publish_frame
+from edge.session.frames import MQTT_5, Alias, Frame, frame_key, publish_frame
 from edge.session.resuming import InFlight, Resuming
-from edge.wire import pubrel
+from edge.wire import publish_head, pubrel
 
 PACKET_ID_MAX = 65_535
 _PACKET_IDS = [packet_id.to_bytes(2, "big") for packet_id in range(PACKET_ID_MAX + 1)]
+_WORDS = Struct(">I").iter_unpack
+_PUBACK_0 = 0x4002_0000  # PUBACK of packet identifier 0, as a number
 
 Queued = tuple[Delivery, int, bool, tuple[int, ...]]
 """A delivery that waits, with its QoS, RETAIN flag and Subscription Identifiers."""
@@ -39,6 +42,7 @@ class Outgoing:
         "_emit",
         "_frame_key",
         "_is_limited",
+        "_is_plain",
         "_last_id",
         "_length_max",
         "_out",
@@ -79,6 +83,7 @@ class Outgoing:
         self._emit = emit
         self._packet_bytes_max = packet_bytes_max
         self._is_limited = packet_bytes_max < PACKET_BYTES_UNLIMITED
+        self._is_plain = not (self._is_limited or alias_maximum)
         self._frame_key = frame_key(protocol_version, 0, False)
         self._length_max = queue_length_max
         self._bytes_max = queue_bytes_max
@@ -115,13 +120,11 @@ class Outgoing:
         Nothing waits, the window and the socket have room, the client takes packets of any size, the message does not
         expire, and nobody minds who sent it. Both ways send the same bytes.
         """
-        if not self.writable or self._queue or self._is_limited or grant.no_local or delivery.expiry_s is not None:
+        if not (self.writable and self._is_plain) or self._queue or grant.no_local or delivery.expiry_s is not None:
             return False
         qos = delivery.qos if delivery.qos < grant.qos else grant.qos
-        if qos == 2 or self._alias_maximum:
-            return False
         inflight = self.inflight
-        if qos and len(inflight) >= self._window:
+        if qos and (len(inflight) >= self._window or qos == 2):
             return False
         retain = delivery.retain and grant.retain_as_published
         frames = delivery.frames
@@ -142,13 +145,55 @@ class Outgoing:
         self._out += (frame[0], _PACKET_IDS[packet_id], frame[1])
         return True
 
+    def take_live_run(self, deliveries: list[Delivery], grant: Grant) -> int:
+        """The same for deliveries that have all their headers in common, how many of them from the front; 0 also where
+        `take_live` would take some."""
+        first = deliveries[0]
+        if (
+            not (self.writable and self._is_plain)
+            or self._queue
+            or grant.no_local
+            or grant.subscription_ids
+            or first.properties is not None
+            or first.expiry_s is not None
+            or self.flows
+            or self.resuming is not None
+        ):
+            return 0
+        qos = first.qos if first.qos < grant.qos else grant.qos
+        if qos == 2:
+            return 0
+        inflight, out = self.inflight, self._out
+        room = min(len(deliveries), self._window - len(inflight)) if qos else len(deliveries)
+        retain = first.retain and grant.retain_as_published
+        before = b"\x00" if self._version == MQTT_5 else b""  # no properties
+        packet_id, size, head = self._last_id, -1, b""
+        for delivery in deliveries if room == len(deliveries) else deliveries[: max(0, room)]:
+            payload = delivery.payload
+            if len(payload) != size:
+                size = len(payload)
+                head = publish_head(first.topic_name_utf8, size, qos, retain, False, b"", self._version)
+            if not qos:
+                out.append(head + before + payload)
+                continue
+            packet_id += 1
+            if packet_id > PACKET_ID_MAX or packet_id in inflight:
+                self._last_id = packet_id - 1
+                packet_id = self._free_packet_id()
+            inflight[packet_id] = delivery
+            out += (head, _PACKET_IDS[packet_id], before + payload)
+        self._last_id = packet_id
+        self.sent += max(0, room)
+        return max(0, room)
+
     def take_acknowledgements(self, data: bytes, now: float, wall_offset_ms: float) -> int:
         """The short way: the plain PUBACK packets at the front of a read that acknowledge something in flight, and how
         many bytes they were. The long way goes on behind them."""
-        inflight = self.inflight
-        position, end = 0, len(data) - 3
-        while position < end and data[position] == 0x40 and data[position + 1] == 2:
-            delivery = inflight.pop(data[position + 2] << 8 | data[position + 3], None)
+        if len(data) < 4 or data[0] != 0x40:
+            return 0
+        take, position = self.inflight.pop, 0
+        for (word,) in _WORDS(data if not len(data) & 3 else data[: len(data) & ~3]):
+            delivery = take(word - _PUBACK_0, None)  # what is no plain PUBACK is no identifier, either
             if delivery is None:
                 break
             if delivery.__class__ is SharedDelivery:

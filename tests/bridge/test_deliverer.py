@@ -12,11 +12,12 @@ import pytest
 from support.logs import RecordingSubscriber, turns
 
 from bridge.deliverer import Deliverer
+from bridge.delivery import Delivery
 from bridge.log import LogUnavailable, Position
 from bridge.memory_log import MemoryLog
 from bridge.partitioning import Destination, RouteTable
 from bridge.publisher import Publisher
-from bridge.subscriptions import Subscription, SubscriptionTable
+from bridge.subscriptions import Grant, Subscription, SubscriptionTable
 from schemas.message import Message
 from schemas.records import encode_headers
 from schemas.routes import DEAD_LETTER, DEFAULT_ROUTES
@@ -208,6 +209,56 @@ async def test_start_positions_know_what_our_own_publisher_has_had_acknowledged(
     headers = encode_headers(Message("a/b", b"x"))
     await bench.publisher.append_future(destination, b"x", headers)
     assert bench.deliverer.start_positions("a/b") == {position: 1}
+
+
+class RunRecorder(RecordingSubscriber):
+    """Takes runs, and knows how long they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    def deliver_run(self, deliveries: list[Delivery], grant: Grant) -> None:
+        self.lengths.append(len(deliveries))
+        for delivery in deliveries:
+            self.deliver(delivery, grant)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_records_that_have_their_headers_in_common_come_as_runs_and_are_the_same(bench: Bench, seed: int) -> None:
+    """Two nodes read the same records: one has a subscriber that takes runs, the other one that does not."""
+    chance = random.Random(seed)
+    other = Bench()
+    await other.deliverer.start()
+    plain, runs = RecordingSubscriber(), RunRecorder()
+    kinds: list[dict[str, Any]] = [{}, {}, {"qos": 0}, {"client_id": "x"}, {"expiry_s": 9}, {"content_type": "t"}]
+    for each, subscriber in ((bench, runs), (other, plain)):
+        await each.subscribe("a/#", subscriber)
+        each.publish("a/b", b"the first of each partition comes alone")
+        each.publish("a/c", b"the first of each partition comes alone")
+    count = 2
+    for _ in range(40):
+        name, kind = chance.choice(["a/b", "a/c", "other"]), chance.choice(kinds)
+        for _ in range(chance.randrange(5)):
+            count += name != "other"
+            payload = b"%d" % count if chance.random() < 0.8 else b""
+            for each in (bench, other):
+                each.publish(name, payload, **kind)
+    for name in (b"a/b", b"a/c", b"a/b", b"a/c"):  # without a header of ours: the key says the name
+        destination = bench.routes.destination("a/b")
+        for each in (bench, other):
+            each.log.put(destination.kafka_topic, destination.partition, name, b"by key", ())
+    await runs.wait(count + 4)
+    await plain.wait(count + 4)
+    await other.deliverer.stop()
+    await other.publisher.stop(timeout_s=0)
+    await other.log.stop()
+    assert sorted(map(repr, map(tuple, runs.deliveries))) == sorted(map(repr, map(tuple, plain.deliveries)))
+    for name in (b"a/b", b"a/c"):
+        offsets = [each.offset for each in runs.deliveries if each.topic_name_utf8 == name]
+        assert offsets == sorted(offsets)
+    assert max(runs.lengths) >= 3
+    assert bench.deliverer.statistics()["deliveries"] == other.deliverer.statistics()["deliveries"] == count + 4
 
 
 async def test_an_expired_message_is_not_delivered(bench: Bench) -> None:

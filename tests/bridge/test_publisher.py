@@ -14,9 +14,10 @@ from bridge.publisher import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Publisher
 
 
 class Bench:
-    """A publisher, its scripted log, its sink, its clock."""
+    """A publisher, its scripted log, its sink, its clock. With `runs`, what is appended together is one run."""
 
-    def __init__(self, buffer_bytes_max: int = 1_000_000) -> None:
+    def __init__(self, buffer_bytes_max: int = 1_000_000, *, runs: bool = False) -> None:
+        self._runs = runs
         self.log = ScriptedLog()
         self.sink = RecordingSink()
         self.clock = VirtualClock()
@@ -27,14 +28,17 @@ class Bench:
         self.after_batches += 1
 
     def append(self, *tokens: int, partition: int = 0, size: int = 1) -> None:
-        for token in tokens:
-            value = b"%d" % token if size == 1 else b"x" * size
+        values = [b"%d" % token if size == 1 else b"x" * size for token in tokens]
+        if self._runs:
+            self.publisher.append_run(destination(partition), values, (), self.sink, list(tokens))
+            return
+        for token, value in zip(tokens, values, strict=True):
             self.publisher.append(destination(partition), value, (), self.sink, token)
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench()
+@pytest.fixture(params=[False, True], ids=["records", "runs"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    made = Bench(runs=request.param)
     yield made
     await made.publisher.stop(timeout_s=0)
 
@@ -213,10 +217,12 @@ async def test_an_unavailable_log_is_asked_again(bench: Bench) -> None:
     assert bench.log.submissions[1].values == [b"1"]
 
 
-async def test_qos_0_drops_the_newest_when_the_buffer_is_full() -> None:
+@pytest.mark.parametrize("run", [1, 3, 20])
+async def test_qos_0_drops_the_newest_when_the_buffer_is_full(run: int) -> None:
     bench = Bench(buffer_bytes_max=1_000)
-    for number in range(20):
-        bench.publisher.append(destination(), b"%d" % number, (), None, None)
+    values = [b"%d" % number for number in range(20)]
+    for start in range(0, 20, run):
+        bench.publisher.append_run(destination(), values[start : start + run], (), None, [])
     await turns()
     sent = bench.log.submissions[0].values
     assert sent == [b"%d" % number for number in range(len(sent))], "the oldest are kept"
@@ -273,15 +279,33 @@ async def test_stop_gives_what_is_outstanding_its_time_then_says_unknown() -> No
     assert bench.sink.outcomes == [("appended", 1, 0), ("appended", 2, 1), ("unknown", 3)]
 
 
+async def test_runs_are_never_cut_and_fill_batches_as_far_as_they_fit(bench: Bench) -> None:
+    for first in range(0, BATCH_RECORDS_MAX * 2, 300):
+        bench.append(*range(first, first + 300))
+    for number in range(3):
+        await turns()
+        bench.log.submissions[number].future.set_result(0 if not number else -1)
+    await turns()
+    assert len(bench.log.submissions[0].records) <= BATCH_RECORDS_MAX
+    assert bench.sink.tokens("appended") == list(range(len(bench.sink.outcomes)))
+    assert len(bench.sink.outcomes) == 4_200
+    assert not bench.publisher.statistics()["buffered_bytes"]
+
+
+@pytest.mark.parametrize("longest", [1, 7])
 @pytest.mark.parametrize("seed", range(20))
-async def test_every_record_has_one_outcome_and_order_holds_whatever_the_log_does(seed: int) -> None:
+async def test_every_record_has_one_outcome_and_order_holds_whatever_the_log_does(seed: int, longest: int) -> None:
     """Random answers, poisonings and refusals: one outcome each, what is appended is in order without repeats."""
     chance = random.Random(seed)
     log, sink = MemoryLog(), RecordingSink()
     publisher = Publisher(log)
     total = 400
-    for token in range(total):
-        publisher.append(destination(token % 3), b"%d" % token, (), sink, token)
+    tokens = list(range(total))
+    home: dict[int, int] = {}
+    while tokens:
+        run = [tokens.pop(0) for _ in range(min(len(tokens), chance.randint(1, longest)))]
+        home |= dict.fromkeys(run, run[0] % 3)
+        publisher.append_run(destination(run[0] % 3), [b"%d" % token for token in run], (), sink, run)
         match chance.randrange(12):
             case 0:
                 log.poison()
@@ -299,6 +323,6 @@ async def test_every_record_has_one_outcome_and_order_holds_whatever_the_log_doe
     assert sorted(entry[1] for entry in sink.outcomes) == list(range(total))
     for partition in range(3):
         stored = [int(record.value or b"") for record in log.records("mqtt.messages", partition)]
-        appended = [token for token in sink.tokens("appended") if token % 3 == partition]
+        appended = [token for token in sink.tokens("appended") if home[token] == partition]
         assert appended == sorted(appended)
         assert stored == appended

@@ -95,6 +95,10 @@ class RecordingSink:
     def record_appended(self, token: Any, offset: int) -> None:
         self.outcomes.append(("appended", token, offset))
 
+    def records_appended(self, tokens: list[Any], base_offset: int) -> None:
+        for number, token in enumerate(tokens):
+            self.outcomes.append(("appended", token, base_offset + number if base_offset >= 0 else base_offset))
+
     def record_refused(self, token: Any, error: RecordRefused) -> None:
         self.outcomes.append(("refused", token, error.reason))
 

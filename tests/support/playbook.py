@@ -25,6 +25,7 @@ from edge.session.connect import Capabilities
 from edge.session.effects import (
     AppendExactlyOnce,
     AppendRecord,
+    AppendRun,
     Authenticate,
     CloseConnection,
     OpenSubscriptions,
@@ -137,6 +138,13 @@ class Appended:
     """Kafka has acknowledged the record of this packet identifier."""
 
     packet_id: int
+
+
+@dataclass(frozen=True)
+class AppendedRun:
+    """Kafka has acknowledged the records of these packet identifiers together."""
+
+    packet_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -303,9 +311,15 @@ class Playbook:
             case Refuse():
                 engine.refuse(event.reason_code, event.reason)
             case Appended():
-                engine.record_appended(self.records.pop(event.packet_id))
+                self.records.pop(event.packet_id)
+                engine.record_appended(event.packet_id)
+            case AppendedRun():
+                for packet_id in event.packet_ids:
+                    self.records.pop(packet_id)
+                engine.records_appended(list(event.packet_ids))
             case RefusedRecord():
-                engine.record_refused(self.records.pop(event.packet_id), event.reason_code, event.reason)
+                self.records.pop(event.packet_id)
+                engine.record_refused(event.packet_id, event.reason_code, event.reason)
             case ExactlyOnceAppended():
                 engine.exactly_once_appended(self.exactly_once.pop(event.packet_id))
             case ExactlyOnceRefused():
@@ -411,16 +425,26 @@ class Playbook:
         self.engine.out.clear()
         assert self._framer.error is None, self._framer.error
         self._packets += [decode_for_client(first, body, self.protocol_version) for first, body in frames]
-        self._effects += self.engine.effects
+        effects = each_record(self.engine.effects)
+        self._effects += effects
         self.records |= {
-            effect.packet_id: effect
-            for effect in self.engine.effects
-            if isinstance(effect, AppendRecord) and effect.packet_id
+            effect.packet_id: effect for effect in effects if isinstance(effect, AppendRecord) and effect.packet_id
         }
-        self.exactly_once |= {
-            effect.packet_id: effect for effect in self.engine.effects if isinstance(effect, AppendExactlyOnce)
-        }
+        self.exactly_once |= {effect.packet_id: effect for effect in effects if isinstance(effect, AppendExactlyOnce)}
         self.engine.effects = []
+
+
+def each_record(effects: list[Any]) -> list[Any]:
+    """The effects with every run as its records."""
+    each: list[Any] = []
+    for effect in effects:
+        if isinstance(effect, AppendRun):
+            packet_ids = effect.packet_ids or [0] * len(effect.values)
+            pairs = zip(packet_ids, effect.values, strict=True)
+            each += [AppendRecord(packet_id, effect.target, value, effect.headers) for packet_id, value in pairs]
+        else:
+            each.append(effect)
+    return each
 
 
 def connected(

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.playbook import (
     LIMITS,
     Appended,
@@ -16,10 +18,11 @@ from support.playbook import (
     ServerDisconnect,
     TimePasses,
     connected,
+    each_record,
 )
 
 from edge.access.limits import Limits
-from edge.session.effects import AppendRecord, CloseConnection, PauseReading, ResumeReading
+from edge.session.effects import AppendRecord, AppendRun, CloseConnection, PauseReading, ResumeReading
 from edge.wire import Connect, Disconnect, Properties, Puback, Publish, ReasonCode, encode
 from schemas.records import decode_headers
 
@@ -71,6 +74,64 @@ def test_answers_come_in_the_order_of_the_packets(version: int, order: tuple[int
         out += [packet.packet_id for packet in book.packets() if isinstance(packet, Puback)]
         known = next((n for n in range(1, 4) if n not in answered), 4)
         assert out == list(range(1, known))
+
+
+@BOTH
+def test_what_comes_together_is_one_run_per_name_and_qos(version: int) -> None:
+    """As many steps as there are changes of Topic Name or QoS, and the same records in the same order."""
+    engine = known_names(version).engine
+    sent = [publish(1), publish(2), Publish(b"a", b"q0"), Publish(b"a", b"q0"), publish(3, b"b"), publish(4)]
+    engine.receive_data(b"".join(encode(each, version) for each in sent), 0.0)
+    runs = [(type(effect), effect.packet_ids) for effect in engine.effects if isinstance(effect, AppendRun)]
+    assert runs == [(AppendRun, [1, 2]), (AppendRun, [])]
+    assert [type(effect) for effect in engine.effects] == [AppendRun, AppendRun, AppendRecord, AppendRecord]
+    records = each_record(engine.effects)
+    assert [(each.packet_id, each.target.destination.key, each.value) for each in records] == [
+        (each.packet_id, each.topic_name_utf8, each.payload) for each in sent
+    ]
+
+
+packets = st.builds(
+    publish, st.sampled_from([1, 2, 3, 4]), st.sampled_from([b"a", b"b", b"forbidden/x"]), st.binary(max_size=3)
+) | st.builds(Publish, st.sampled_from([b"a", b"b"]), st.binary(max_size=3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(version=st.sampled_from([4, 5]), reads=st.lists(st.lists(packets, max_size=6), max_size=5), data=st.data())
+def test_a_run_is_what_its_records_are(version: int, reads: list[list[Publish]], data: st.DataObject) -> None:
+    """Whatever comes in one read, whatever partition answers first and however: byte by byte (the long way, where each
+    has its own outcome) the same goes to Kafka and the same is answered, in the same order."""
+    short, long = known_names(version).engine, known_names(version).engine
+    steps: list[AppendRun | AppendRecord] = []
+    for read in reads:
+        octets = b"".join(encode(each, version) for each in read)
+        short.receive_data(octets, 0.0)
+        for octet in octets:
+            long.receive_data(bytes((octet,)), 0.0)
+        assert each_record(short.effects) == long.effects
+        steps += [each for each in short.effects if isinstance(each, AppendRun | AppendRecord)]
+        short.effects, long.effects = [], []
+    for step in data.draw(st.permutations(steps)):
+        packet_ids = step.packet_ids if isinstance(step, AppendRun) else [step.packet_id] * bool(step.packet_id)
+        whole = data.draw(st.booleans())
+        if whole and packet_ids:
+            short.records_appended(packet_ids)
+        for packet_id in packet_ids:
+            long.record_appended(packet_id)
+            if not whole:
+                short.record_appended(packet_id)
+        assert b"".join(short.out) == b"".join(long.out)
+        assert short.statistics() == long.statistics()
+    assert short.statistics()["unacknowledged"] == 0
+
+
+def known_names(version: int) -> Playbook:
+    """A client whose Topic Names have been resolved, so that the short way takes them."""
+    book = connected(version)
+    for name in (b"a", b"b", b"forbidden/x"):
+        book >> Publish(name, b"")
+    book.effects()
+    return book
 
 
 @BOTH

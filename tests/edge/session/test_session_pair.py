@@ -14,6 +14,7 @@ from edge.client.settings import ClientSettings
 from edge.session.effects import (
     AppendExactlyOnce,
     AppendRecord,
+    AppendRun,
     Authenticate,
     ForgetReceived,
     StoreOutgoing,
@@ -119,7 +120,9 @@ class Pair:
                         self.accepted.append(effect.value)
                         engine.exactly_once_appended(effect)
                     case AppendRecord():
-                        engine.record_appended(effect)
+                        engine.record_appended(effect.packet_id)
+                    case AppendRun():
+                        engine.records_appended(effect.packet_ids)
                     case ForgetReceived():
                         engine.received_forgotten(effect.packet_id)
                     case StoreOutgoing():

@@ -10,11 +10,12 @@ import pytest
 from corpus.packet_corpus import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.playbook import LIMITS, START_S, delivery, grant, target_of
+from support.playbook import LIMITS, START_S, delivery, each_record, grant, target_of
 
 from edge.session.connect import Capabilities
 from edge.session.effects import (
     AppendRecord,
+    AppendRun,
     Authenticate,
     CloseConnection,
     CloseSubscriptions,
@@ -70,7 +71,8 @@ def connected_engine(version: int) -> SessionEngine:
 
 def look(engine: SessionEngine) -> tuple[Any, ...]:
     """Everything that can be seen of an engine from outside, but the sentence for the log."""
-    effects = [CloseConnection("") if isinstance(effect, CloseConnection) else effect for effect in engine.effects]
+    effects = each_record(engine.effects)
+    effects = [CloseConnection("") if isinstance(effect, CloseConnection) else effect for effect in effects]
     return (engine.state, b"".join(engine.out), effects, engine.statistics(), engine.get_timer())
 
 
@@ -82,8 +84,10 @@ def complete(engine: SessionEngine) -> None:
         done += 1
         if isinstance(effect, Authenticate):
             engine.accept(False, START_S)
+        elif isinstance(effect, AppendRun):
+            engine.records_appended(effect.packet_ids)
         elif isinstance(effect, AppendRecord) and effect.packet_id:
-            engine.record_appended(effect)
+            engine.record_appended(effect.packet_id)
         elif isinstance(effect, OpenSubscriptions):
             codes = tuple(ReasonCode(min(each.qos, 1)) for each in effect.packet.subscriptions)
             engine.subscribed(effect.packet.packet_id, codes, START_S)
@@ -265,7 +269,7 @@ def test_no_order_of_events_raises(data: st.DataObject, version: int) -> None:
     engine = new_engine()
     now = START_S
     effects: list[Any] = []
-    waiting: list[AppendRecord] = []
+    waiting: list[list[int]] = []
     opened: list[OpenSubscriptions | CloseSubscriptions] = []
     engine.receive_data(encode(Connect(version, "c", will=Will("w"), keep_alive_s=60), version), now)
     for kind in data.draw(st.lists(EVENTS, max_size=25)):
@@ -277,11 +281,13 @@ def test_no_order_of_events_raises(data: st.DataObject, version: int) -> None:
             case "refuse":
                 engine.refuse(ReasonCode.NOT_AUTHORIZED, "no")
             case "append" if waiting:
-                engine.record_appended(waiting.pop(0))
+                engine.records_appended(waiting.pop(0))
             case "append_last" if waiting:
-                engine.record_appended(waiting.pop())
+                for packet_id in waiting.pop():
+                    engine.record_appended(packet_id)
             case "refuse_record" if waiting:
-                engine.record_refused(waiting.pop(), ReasonCode.QUOTA_EXCEEDED, "no")
+                for packet_id in waiting.pop():
+                    engine.record_refused(packet_id, ReasonCode.QUOTA_EXCEEDED, "no")
             case "subscribed" if opened:
                 answer = opened.pop(0)
                 if isinstance(answer, OpenSubscriptions):
@@ -304,7 +310,8 @@ def test_no_order_of_events_raises(data: st.DataObject, version: int) -> None:
                 engine.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "bye")
             case "lost":
                 engine.connection_lost()
-        waiting += [each for each in engine.effects if isinstance(each, AppendRecord) and each.packet_id]
+        waiting += [[each.packet_id] for each in engine.effects if isinstance(each, AppendRecord) and each.packet_id]
+        waiting += [each.packet_ids for each in engine.effects if isinstance(each, AppendRun)]
         opened += [each for each in engine.effects if isinstance(each, OpenSubscriptions | CloseSubscriptions)]
         effects += engine.effects
         engine.effects = []
@@ -315,6 +322,7 @@ def test_no_order_of_events_raises(data: st.DataObject, version: int) -> None:
     if CloseConnection in kinds:
         behind = kinds[kinds.index(CloseConnection) + 1 :]
         assert AppendRecord not in behind
+        assert AppendRun not in behind
         assert PublishWill not in behind
 
 
