@@ -15,7 +15,7 @@ from bridge.session_store import SessionLost, session_position
 from bridge.wills import store_with_will
 from edge.handler import subscribing
 from edge.handler.opening import Opened, close_filters
-from schemas.sessions import StoredWill, deletion_records
+from schemas.sessions import KIND_PROGRESS, KIND_STATE, StoredWill, deletion_records, session_key
 
 if TYPE_CHECKING:
     from edge.handler.durable import DurableSession
@@ -99,6 +99,9 @@ async def _finish(
         if records is None:
             position = session_position(client_id)
             keys = services.sessions.view.stale_keys(client_id, epoch + 1)
+            if durable.is_stored:  # what was written just now may not be in the view yet
+                own = [session_key(client_id, epoch, kind) for kind in (KIND_STATE, KIND_PROGRESS)]
+                keys += [key for key in own if key not in keys]
             records = [(position, record) for record in deletion_records(keys)]
         await store_with_will(
             will,

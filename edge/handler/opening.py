@@ -170,6 +170,8 @@ async def _is_over(handler: EdgeProtocolHandler, stored: StoredSession, asked_ms
     """Whether the session had expired when the client came, or Kafka has deleted what it was due: it begins anew."""
     services = handler.services
     expires_ms = stored.state.expires_ms
+    if not stored.state.expiry_s:  # it ended with its connection, whatever became of that: its edge may have died
+        return True
     if expires_ms is not None and expires_ms <= asked_ms:
         return True
     needs = Resuming.of(stored.progress.positions, ()).needs()
