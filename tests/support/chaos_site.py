@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -18,10 +19,10 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from support.chaos_history import Recorder
 from support.chaos_proxy import FaultProxy
 
-from benchmarks.sessions.fleet import LIMITS, FleetEdge, _port
+from benchmarks.sessions.fleet import LIMITS, PORTS, FleetEdge
 from bridge import topics_admin
 from bridge.embedded_kafka import EmbeddedKafka
-from bridge.embedded_kafka.server import free_port
+from bridge.embedded_kafka.server import free_port, is_port_free
 from bridge.embedded_kafka.settings import HOST
 from bridge.log import Position
 from bridge.memory_log import MemoryRecord
@@ -39,12 +40,14 @@ DENY_SECRETS = (
 class ChaosEdge(FleetEdge):
     """An edge behind two proxies: `to_kafka`, and `to_clients` in front of it."""
 
-    def __init__(self, node_id: str, to_kafka: FaultProxy, folder: Path) -> None:
+    def __init__(self, node_id: str, to_kafka: FaultProxy, folder: Path, ports: tuple[int, int]) -> None:
         super().__init__(node_id, f"{HOST}:{to_kafka.address[1]}", folder, {})
         self.to_kafka = to_kafka
+        self.address, self.http_port = (HOST, ports[0]), ports[1]
         self.to_clients = FaultProxy(0, self.address)
         table = self._config.model_dump(mode="python")
-        self._config = make_config(table | {"acl": DENY_SECRETS, "limits": LIMITS}, "chaos")
+        table |= {"acl": DENY_SECRETS, "limits": LIMITS, "listeners": [{"port": ports[0]}]}
+        self._config = make_config(table | {"http": {"port": ports[1], "page": False}}, "chaos")
 
     @property
     def is_running(self) -> bool:
@@ -118,14 +121,18 @@ class Site:
     def __init__(self, folder: Path, edges: int, recorder: Recorder) -> None:
         self.recorder = recorder
         self.before_deletion: dict[Position, list[MemoryRecord]] = {}  # what DeleteRecords has taken
-        ports = {f"EDGE{number}": _port() for number in range(edges)}  # Kafka comes back to them after kill -9
+        free = random.sample(PORTS, edges * 20)  # each once: they are bound later
+        ports = {f"EDGE{number}": _free(free) for number in range(edges)}  # Kafka comes back to them after kill -9
         targets = [(HOST, port) for port in ports.values()]
-        self.proxies = [FaultProxy(_port(), target, seed) for seed, target in enumerate(targets)]
+        self.proxies = [FaultProxy(_free(free), target, seed) for seed, target in enumerate(targets)]
         shown = {
             name: (port, proxy.address[1]) for (name, port), proxy in zip(ports.items(), self.proxies, strict=True)
         }
         self.kafka = ChaosKafka(folder / "kafka", shown)
-        self.edges = [ChaosEdge(f"edge-{number}", proxy, folder) for number, proxy in enumerate(self.proxies)]
+        self.edges = [
+            ChaosEdge(f"edge-{number}", proxy, folder, (_free(free), _free(free)))
+            for number, proxy in enumerate(self.proxies)
+        ]
 
     async def start(self) -> None:
         await asyncio.to_thread(self.kafka.start)
@@ -216,6 +223,13 @@ async def _behind(consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]
         if await consumer.position(partition) < end:
             return True
     return False
+
+
+def _free(candidates: list[int]) -> int:
+    """One of them that nobody listens on now."""
+    while not is_port_free(port := candidates.pop()):
+        pass
+    return port
 
 
 def _thread_state(task: Path) -> str:
