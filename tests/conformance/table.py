@@ -206,8 +206,8 @@ def complaints(runs: Mapping[str, Run], whys: Whys) -> list[str]:
     """Where differences.toml and the runs do not agree."""
     found: list[str] = []
     for broker, run in runs.items():
-        found += [f"{broker}: no reason for {test}" for test in sorted(run.failed - whys[broker].keys())]
-        found += [f"{broker}: a reason for {test}, which passes" for test in sorted(whys[broker].keys() - run.failed)]
+        found += [f"{broker}: no reason for {test}" for test in sorted(run.failed - whys.get(broker, {}).keys())]
+        found += [f"{broker}: a reason for {test}, which passes" for test in sorted(whys.get(broker, {}).keys() - run.failed)]
     return found
 
 
