@@ -55,7 +55,11 @@ def _run(*arguments: str, hash_seed: str) -> str:
     result = subprocess.run(
         [sys.executable, "-m", "support.simulation_run", *arguments],
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTHONHASHSEED": hash_seed},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONHASHSEED": hash_seed,
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -16,7 +16,11 @@ def test_no_seed_breaks_an_invariant() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "support.simulation_run", "--seeds", str(SEEDS)],
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTHONHASHSEED": "0"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONHASHSEED": "0",
+        },
         capture_output=True,
         text=True,
         timeout=600,
