@@ -161,7 +161,8 @@ def difference_table(version: str, runs: Mapping[str, Run], whys: Whys) -> list[
         if ids:
             stated = "<br>".join(f"{each}: {texts[each].text}" for each in ids)
             outcomes = [_outcome(run.of(test)) for run in runs.values()]
-            why = " ".join(f"{BROKERS[each]}: {whys[each].get(test, '?')}" for each, cases in failed.items() if cases)
+            said = {each: whys.get(each, {}).get(test, "?") for each, cases in failed.items() if cases}
+            why = " ".join(f"{BROKERS[each]}: {reason}" for each, reason in said.items())
             lines.append(f"| `{test.partition('::')[2]}`<br>{stated} | {' | '.join(outcomes)} | {why} |")
     return lines
 
@@ -206,8 +207,9 @@ def complaints(runs: Mapping[str, Run], whys: Whys) -> list[str]:
     """Where differences.toml and the runs do not agree."""
     found: list[str] = []
     for broker, run in runs.items():
-        found += [f"{broker}: no reason for {test}" for test in sorted(run.failed - whys.get(broker, {}).keys())]
-        found += [f"{broker}: a reason for {test}, which passes" for test in sorted(whys.get(broker, {}).keys() - run.failed)]
+        reasons = whys.get(broker, {}).keys()
+        found += [f"{broker}: no reason for {test}" for test in sorted(run.failed - reasons)]
+        found += [f"{broker}: a reason for {test}, which passes" for test in sorted(reasons - run.failed)]
     return found
 
 
