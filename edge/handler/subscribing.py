@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from bridge.log import Position
 from bridge.subscriptions import Subscription
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.handler.sharing import SharedMember
@@ -21,12 +22,39 @@ POSITIONS_TIMEOUT_S = 10.0  # Kafka has not told the end offsets by then: the cl
 async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
     """Grant or refuse each filter, in order [MQTT5-3.9.3-1] [MQTT311-3.9.3-1]; done when the positions are known.
 
+    0. `Publisher.hold`: what clients of this edge publish from here on will be behind the ends that are asked for
     1. `RetainedPacer.caught_up`: what was acknowledged until now is known, retained and where the partitions end
     2. `_refusal`: the filter's form, the client's right to every name it can match, the number of subscriptions
     3. `SubscriptionTable.add`: matches from the next record on
     4. `RetainedPacer.begin`: the subscription is due what is retained; it flows after SUBACK
     5. `Deliverer.add_filter`: the node's position on the filter's partitions becomes known
     """
+    release = handler.services.publisher.hold(_partitions(handler, packet))
+    try:
+        return await _opened(handler, packet)
+    finally:
+        release()
+
+
+def _partitions(handler: EdgeProtocolHandler, packet: Subscribe) -> set[Position]:
+    """Where the messages lie that the SUBSCRIBE is about."""
+    routes, found = handler.services.routes, set[Position]()
+    for request in packet.subscriptions[: handler.services.limits.filters_per_subscribe_max]:
+        if not request.topic_filter.startswith(SHARE_PREFIX) and _is_filter(handler, request.topic_filter):
+            found |= routes.partitions(request.topic_filter)
+    return found
+
+
+def _is_filter(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
+    limits = handler.services.limits
+    try:
+        check_topic_filter(topic_filter, levels_max=limits.topic_levels_max, bytes_max=limits.topic_name_bytes_max)
+    except TopicError:
+        return False
+    return True
+
+
+async def _opened(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
     codes: list[ReasonCode] = []
     waiters: list[asyncio.Future[None]] = []
     fresh: list[str] = []
@@ -94,9 +122,7 @@ def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> Reas
     services = handler.services
     limits = services.limits
     topic_filter = request.topic_filter
-    try:
-        check_topic_filter(topic_filter, levels_max=limits.topic_levels_max, bytes_max=limits.topic_name_bytes_max)
-    except TopicError:
+    if not _is_filter(handler, topic_filter):
         return ReasonCode.TOPIC_FILTER_INVALID  # [MQTT5-4.7.1-1] [MQTT311-4.7.1-2]
     if not services.capabilities.shared_subscription_available and topic_filter.startswith(SHARE_PREFIX):
         return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED

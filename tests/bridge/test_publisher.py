@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 
@@ -326,3 +327,35 @@ async def test_every_record_has_one_outcome_and_order_holds_whatever_the_log_doe
         appended = [token for token in sink.tokens("appended") if home[token] == partition]
         assert appended == sorted(appended)
         assert stored == appended
+
+
+async def test_a_partition_is_held_until_it_is_released(bench: Bench) -> None:
+    bench.append(1)
+    await turns()
+    release = bench.publisher.hold([("mqtt.messages", 0), ("mqtt.messages", 2)])
+    bench.append(2)
+    bench.append(10, partition=1)
+    bench.append(20, partition=2)
+    bench.log.submissions[0].future.set_result(0)  # under way already: it comes back meanwhile
+    await turns()
+    assert [submission.values for submission in bench.log.submissions] == [[b"1"], [b"10"]]
+    release()
+    release()
+    await turns()
+    assert [submission.values for submission in bench.log.submissions[2:]] == [[b"2"], [b"20"]]
+    bench.publisher.hold([("mqtt.messages", 3)])
+    bench.publisher.hold([("mqtt.messages", 0)])  # not again so soon
+    bench.log.submissions[2].future.set_result(1)
+    await turns()
+    bench.append(3)
+    await turns()
+    assert bench.log.submissions[-1].values == [b"3"]
+
+
+async def test_who_forgets_to_release_holds_nobody_for_long(bench: Bench) -> None:
+    bench.publisher.hold([("mqtt.messages", 0)])
+    bench.append(1)
+    async with asyncio.timeout(5):
+        while not bench.log.submissions:  # noqa: ASYNC110 - the hold has its own timer
+            await asyncio.sleep(0.001)
+    assert bench.log.submissions[0].values == [b"1"]
