@@ -10,6 +10,8 @@ HEADLESS ?=
 EDGES ?= 2
 # make fuzz
 COUNT ?= 1000000
+# make simulate
+SEEDS ?= 500
 # make test: more arguments for pytest, as in make test PYTEST_ARGS="-k codec"
 PYTEST_ARGS ?=
 
@@ -21,7 +23,7 @@ PACKAGES := schemas bridge edge spark_streaming
 SOURCES := pyproject.toml README.md LICENSE $(shell find $(PACKAGES) -name __pycache__ -prune -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench sessions chaos conformance up smoke lock clean peers
+.PHONY: help demo test lint format fuzz bench sessions simulate chaos conformance up smoke lock clean peers
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +34,7 @@ help:
 	@echo "make fuzz [COUNT=1000000]            mutated packets into the codec"
 	@echo "make bench                           against mosquitto and amqtt on this machine"
 	@echo "make sessions [QUICK=1]              QoS 2, take-over and reconnect storms with edges that die"
+	@echo "make simulate [SEEDS=500]            real edges under virtual time, with trouble; every invariant checked"
 	@echo "make chaos                           faults in edges, Kafka and the network; every invariant judged"
 	@echo "make conformance                     the statement ledger on Headwater and on mosquitto"
 	@echo "make smoke                           docker/: build, start, publish on one edge, receive on the other"
@@ -72,6 +75,9 @@ bench: $(VENV)/.dev $(VENV)/.wheel
 
 sessions: $(VENV)/.dev $(VENV)/.wheel
 	$(BIN)/python -m benchmarks.sessions $(if $(QUICK),--quick) $(SESSIONS_ARGS)
+
+simulate: $(VENV)/.dev $(VENV)/.wheel
+	PYTHONPATH=tests:. $(BIN)/python -m support.simulation_run --seeds $(SEEDS)
 
 chaos: $(VENV)/.dev $(VENV)/.wheel
 	$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)

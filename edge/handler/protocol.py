@@ -63,6 +63,7 @@ from edge.session.engine import SessionEngine
 from edge.session.transitions import ConnectionState
 from edge.wire import Packet, ReasonCode, encode
 from schemas.sessions import StoredSubscription
+from schemas.topics import SHARE_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -452,6 +453,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         codes = subscribing.close_subscriptions(self, unsubscribe)
         if not await self._stored():
             return
+        self.services.forget_shared(each for each in unsubscribe.topic_filters if each.startswith(SHARE_PREFIX))
         self.engine.unsubscribed(unsubscribe.packet_id, codes, self._loop.time())
         self._pump()
 
