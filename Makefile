@@ -31,7 +31,7 @@ help:
 	@echo "make up [EDGES=2]                    Kafka and edges on this machine, for development"
 	@echo "make test                            build the wheel, install it, test it"
 	@echo "make lint                            ruff, mypy --strict, import-linter"
-	@echo "make fuzz [COUNT=1000000]            mutated packets into the codec"
+	@echo "make fuzz [COUNT=1000000]            mutated packets into the codec, COUNT/100 sequences into an edge"
 	@echo "make bench                           against mosquitto and amqtt on this machine"
 	@echo "make sessions [QUICK=1]              QoS 2, take-over and reconnect storms with edges that die"
 	@echo "make simulate [SEEDS=500]            real edges under virtual time, with trouble; every invariant checked"
@@ -69,6 +69,7 @@ format: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python tests/fuzz/fuzz_wire.py --count $(COUNT)
+	$(BIN)/python tests/fuzz/fuzz_live.py --count $$(( $(COUNT) / 100 ))
 
 bench: $(VENV)/.dev $(VENV)/.wheel
 	PYTHONSAFEPATH=1 $(BIN)/python benchmarks/run.py $(BENCH_ARGS)

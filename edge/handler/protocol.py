@@ -453,7 +453,10 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         codes = subscribing.close_subscriptions(self, unsubscribe)
         if not await self._stored():
             return
-        self.services.forget_shared(each for each in unsubscribe.topic_filters if each.startswith(SHARE_PREFIX))
+        given_up = zip(unsubscribe.topic_filters, codes, strict=True)
+        self.services.forget_shared(
+            each for each, code in given_up if each.startswith(SHARE_PREFIX) and code is ReasonCode.SUCCESS
+        )
         self.engine.unsubscribed(unsubscribe.packet_id, codes, self._loop.time())
         self._pump()
 
