@@ -26,6 +26,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from math import inf
 from typing import Any, Protocol
 
@@ -216,16 +217,30 @@ class SessionWriter:
         }
 
     def expire(self, now_s: float) -> None:
-        """Report as unknown what has waited for 30 s at ``now_s``. What was not sent yet is thrown away with that."""
+        """Report as unknown what has waited for 30 s at ``now_s``. What was not sent yet is thrown away with that.
+
+        So is what came from the same sink behind it: a later message of a publisher must not be in the log without the
+        earlier one, which comes again (invariant I3). Its connection is about to be closed.
+        """
         limit_s = now_s - self._unknown_after_s
+        if not any(write.at_s <= limit_s for write in (*self._in_hand, *islice(self._waiting, 1))):
+            return
         before = self._counts["unknown_writes"]
-        for write in self._in_hand:
-            if write.at_s <= limit_s:
+        late: set[tuple[str, int, int]] = set()
+        kept: deque[_Write] = deque()
+        for write in (*self._in_hand, *self._waiting):
+            if write.at_s == inf:
+                continue
+            source = (write.client_id, write.epoch, id(write.sink))
+            if write.at_s <= limit_s or (write.sink is not None and source in late):
+                late.add(source)
                 self._tell_unknown(write)
-        while self._waiting and self._waiting[0].at_s <= limit_s:
-            write = self._waiting.popleft()
-            self._waiting_bytes -= write.size_bytes
-            self._tell_unknown(write)
+        for write in self._waiting:
+            if write.at_s == inf:
+                self._waiting_bytes -= write.size_bytes
+            else:
+                kept.append(write)
+        self._waiting = kept
         if self._counts["unknown_writes"] != before:
             self._end_batch()
 
