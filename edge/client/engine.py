@@ -239,7 +239,8 @@ class ClientEngine:
         if deadline_s is None or now_s < deadline_s:
             return []
         if self._ping_sent:
-            return [self._close(ReasonCode.KEEP_ALIVE_TIMEOUT, "no answer to PINGREQ")]
+            closed = self._close(ReasonCode.UNSPECIFIED_ERROR, "no answer to PINGREQ")  # 0x8D only servers may send
+            return [Closed(ReasonCode.KEEP_ALIVE_TIMEOUT, closed.error)]
         self._ping_sent = True
         self._deadline_s = now_s + max(1.0, self._keep_alive_s / 2)
         self.counters.pings += 1

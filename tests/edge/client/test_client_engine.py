@@ -299,6 +299,7 @@ def test_keep_alive_pings_only_when_silent_and_ends_without_an_answer() -> None:
     (event,) = pair.engine.handle_timer(31.0)
     assert isinstance(event, Closed)
     assert event.reason_code is ReasonCode.KEEP_ALIVE_TIMEOUT
+    assert pair.sent() == [Disconnect(ReasonCode.UNSPECIFIED_ERROR)]  # a client may not send 0x8D (section 3.14.2.1)
 
 
 def test_the_server_s_keep_alive_wins() -> None:
