@@ -198,23 +198,20 @@ class Site:
         finally:
             await consumer.stop()
 
-    async def delete_records(self, kafka_topics: set[str]) -> None:
-        """DeleteRecords up to the ends of these Kafka topics."""
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.kafka.bootstrap)
+    async def delete_records(self, kafka_topic: str) -> None:
+        """DeleteRecords of all that a Kafka topic holds; it stays in `before_deletion`."""
+        self.before_deletion = await self.read_log()
         admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)
-        await consumer.start()
         await admin.start()
         try:
-            partitions = [
-                TopicPartition(spec.name, n)
-                for spec in catalogue()
-                if spec.name in kafka_topics
-                for n in range(spec.partitions)
-            ]
-            ends = await consumer.end_offsets(partitions)
-            await admin.delete_records({each: RecordsToDelete(end) for each, end in ends.items()})
+            await admin.delete_records(
+                {
+                    TopicPartition(*place): RecordsToDelete(records[-1].offset + 1)
+                    for place, records in self.before_deletion.items()
+                    if place[0] == kafka_topic and records
+                }
+            )
         finally:
-            await consumer.stop()
             await admin.close()
 
 
