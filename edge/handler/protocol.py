@@ -632,7 +632,11 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             # Bytes of the client that nobody has read would reset the connection, and the DISCONNECT that says why
             # might be lost with it: our side ends now, and what still comes is thrown away for a moment
             transport.resume_reading()
-            transport.write_eof()
+            try:
+                transport.write_eof()
+            except OSError:  # the client is gone already
+                self._cut_off(transport)
+                return
             self._timer = self._loop.call_later(LINGER_S, self._cut_off, transport)
             return
         self._cut_off(transport)
