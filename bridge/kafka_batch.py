@@ -113,7 +113,8 @@ class FetchedRecords:
                 bad = UnreadableRecord(max(base_offset, self.next_offset), timestamp, raw, f"record batch: {what}")
                 self._records = iter((bad,))
                 return True
-            if batch.is_control_batch or (self._aborted is not None and self._is_aborted(batch, base_offset)):
+            is_aborted = self._aborted is not None and self._is_aborted(batch, base_offset)  # markers count, too
+            if batch.is_control_batch or is_aborted:
                 self._end_transaction(batch)
                 self.next_offset = max(self.next_offset, self._batch_end)
                 continue
@@ -122,6 +123,8 @@ class FetchedRecords:
         return False
 
     def _is_aborted(self, batch: DefaultRecordBatch, base_offset: int) -> bool:
+        """Asked for every batch, in order: a fetch may begin behind an aborted transaction's records and before its
+        marker, which then is what ends it, not the next committed transaction of the same producer."""
         aborted = self._aborted
         while aborted and aborted[0][1] <= base_offset:
             self._aborted_producers.add(aborted.pop(0)[0])

@@ -139,6 +139,14 @@ def test_markers_come_to_nothing_and_the_next_offset_follows_the_last_one(room: 
     assert (only.take(room), only.next_offset, only.exhausted) == ([], 6, True)
 
 
+def test_a_marker_ends_an_aborted_transaction_whose_records_are_before_the_fetch() -> None:
+    """Kafka names an aborted transaction whose marker is not before the fetch; the next one of its producer counts."""
+    data = marker(8, 7, abort=True) + batch(9, plain(9, 2), producer_id=7) + marker(11, 7, abort=False)
+    fetched = FetchedRecords(data, 8, [(7, 6)])
+    assert [record.offset for record in fetched.take(99)] == [9, 10]
+    assert fetched.next_offset == 12
+
+
 def test_a_batch_that_compaction_has_emptied_is_passed_over() -> None:
     """Kafka keeps the header of a producer's last batch, with the offsets that it had."""
     emptied = bytearray(batch(3, [], producer_id=7))
