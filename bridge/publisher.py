@@ -299,20 +299,23 @@ class Publisher:
         """Report as unknown every record that has been outstanding for 30 s at ``now_s``.
 
         What was never sent is thrown away with that; a batch in flight whose last record is given up has the producer
-        renewed, for it will not come back by itself (FACTS: a future once hung 27.7 s).
+        renewed, for it will not come back by itself (FACTS: a future once hung 27.7 s). What came to the partition from
+        the same sink later goes the same way: a publisher's later message must not be in the log without the earlier
+        one, which comes again (invariant I3). Its connection is about to be closed.
         """
         if now_s != inf:
             self._now_s = now_s
         limit_s = now_s - self._unknown_after_s
         before = self._counts["unknown_records"]
         for lane in list(self._lanes.values()):
-            if lane.in_flight is not None and self._expire_entries(lane.in_flight.entries, limit_s):
+            late: set[int] = set()  # sinks
+            if lane.in_flight is not None and self._expire_entries(lane.in_flight.entries, limit_s, late):
                 self._start_renewal()
             if lane.again:
                 for batch in lane.again:
-                    self._expire_entries(batch.entries, limit_s)
+                    self._expire_entries(batch.entries, limit_s, late)
                 lane.again = deque(kept for batch in lane.again if (kept := self._without_reported(batch)) is not None)
-            self._drop_expired(lane, limit_s)
+            self._drop_expired(lane, limit_s, late)
         if self._counts["unknown_records"] != before and self._after_batch is not None:
             self._after_batch()
         self._wake_if_idle()
@@ -439,14 +442,19 @@ class Publisher:
             self._counts["resent_records"] += len(kept.records)
 
     def _without_reported(self, batch: _Batch) -> _Batch | None:
-        if batch.entries[0][2] != inf:  # they are reported from the front
+        if all(entry[2] != inf for entry in batch.entries):
             return batch
-        waiting = next((index for index, entry in enumerate(batch.entries) if entry[2] != inf), len(batch.entries))
-        self._buffered_bytes -= sum(entry[3] for entry in batch.entries[:waiting])
-        if waiting == len(batch.entries):
-            return None
-        records = sum(entry[4] for entry in batch.entries[:waiting])
-        return _Batch(batch.records[records:], batch.entries[waiting:])
+        records: list[PendingRecord] = []
+        entries: list[_Entry] = []
+        at = 0
+        for entry in batch.entries:
+            if entry[2] == inf:
+                self._buffered_bytes -= entry[3]
+            else:
+                entries.append(entry)
+                records += batch.records[at : at + entry[4]]
+            at += entry[4]
+        return _Batch(records, entries) if entries else None
 
     def _sink_failed(self) -> None:
         self._counts["sink_errors"] += 1
@@ -498,27 +506,32 @@ class Publisher:
         self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         self.expire(self._clock())
 
-    def _expire_entries(self, entries: list[_Entry], limit_s: float) -> bool:
-        """Report what is too old in a sent batch; whether nothing is left that anybody waits for."""
-        for index, (sink, tokens, at_s, size, count) in enumerate(entries):
+    def _expire_entries(self, entries: list[_Entry], limit_s: float, late: set[int]) -> bool:
+        """Report what is too old, and what is behind it of the same sinks; whether nothing is left that anybody waits
+        for."""
+        is_waited_for = False
+        for index, (sink, tokens, at_s, size, count) in enumerate(islice(entries, len(entries))):  # sinks may append
             if at_s == inf:
                 continue
-            if at_s > limit_s:
-                return False
+            if at_s > limit_s and not late:
+                return False  # the rest is younger
+            if at_s > limit_s and id(sink) not in late:
+                is_waited_for = True
+                continue
+            if sink is not None and sink is not FUTURE_SINK:
+                late.add(id(sink))
             entries[index] = (None, (), inf, size, count)
             self._report_unknown(sink, tokens, count)
-        return True
+        return not is_waited_for
 
-    def _drop_expired(self, lane: _Lane, limit_s: float) -> None:
-        dropped = records = 0
-        for sink, tokens, at_s, size, count in lane.entries:
-            if at_s > limit_s:
-                break
-            dropped, records = dropped + 1, records + count
-            lane.size_bytes -= size
-            self._buffered_bytes -= size
-            self._report_unknown(sink, tokens, count)
-        del lane.records[:records], lane.entries[:dropped]
+    def _drop_expired(self, lane: _Lane, limit_s: float, late: set[int]) -> None:
+        """The same for what was never sent."""
+        if not lane.entries or (lane.entries[0][2] > limit_s and not late):
+            return
+        self._expire_entries(lane.entries, limit_s, late)
+        kept = self._without_reported(_Batch(lane.records, lane.entries))
+        lane.records, lane.entries = (kept.records, kept.entries) if kept is not None else ([], [])
+        lane.size_bytes = sum(entry[3] for entry in lane.entries)
 
     def _report_unknown(self, sink: AppendSink | None, tokens: Sequence[Any], count: int) -> None:
         if sink is None:

@@ -126,24 +126,29 @@ async def test_only_the_guilty_record_of_a_batch_is_refused(bench: Bench) -> Non
 
 
 async def test_after_30_s_the_outcome_is_unknown_and_the_producer_is_renewed(bench: Bench) -> None:
+    """What came later from the same sink is given up, too: it must not be in the log without the earlier record."""
+    other = RecordingSink()
     bench.append(1)
     await turns()
     bench.clock.now_s += 10
     bench.publisher.expire(bench.clock.now_s)  # what the tick does every 0.5 s: records are dated by it
-    bench.append(2)
+    bench.publisher.append(destination(), b"2", (), other, 2)
+    bench.append(3)
+    bench.publisher.append(destination(), b"4", (), other, 4)
     bench.clock.now_s += 19.9
     bench.publisher.expire(bench.clock.now_s)
     assert bench.sink.outcomes == []
     bench.clock.now_s += 0.1
     bench.publisher.expire(bench.clock.now_s)
-    assert bench.sink.outcomes == [("unknown", 1)], "in flight for 30 s"
+    assert bench.sink.outcomes == [("unknown", 1), ("unknown", 3)], "in flight for 30 s, and behind it"
     await turns()
     assert bench.log.renewals == 1
     (submission,) = bench.log.open
-    assert submission.values == [b"2"], "what was given up is not sent again"
+    assert submission.values == [b"2", b"4"], "what was given up is not sent again"
     submission.future.set_result(7)
     await turns()
-    assert bench.sink.outcomes == [("unknown", 1), ("appended", 2, 7)]
+    assert other.outcomes == [("appended", 2, 7), ("appended", 4, 8)]
+    assert bench.publisher.statistics()["buffered_bytes"] == 0
 
 
 async def test_what_was_never_sent_is_thrown_away_when_it_is_given_up(bench: Bench) -> None:
