@@ -36,6 +36,8 @@ def end_session(handler: EdgeProtocolHandler) -> None:
     if durable is None:
         return
     if durable.is_stored:
+        for packet_id in handler.engine.outgoing.unsent_shared() if handler.engine.outgoing is not None else ():
+            durable.entries.pop(packet_id, None)  # nothing of it was sent: another member gets the message
         _end_stored(handler, durable)
     elif services.ownership.is_owner(durable.client_id, durable.epoch):
         services.ownership.forget(durable.client_id, durable.epoch)

@@ -485,10 +485,22 @@ class Outgoing:
             self.shared_done.append(delivery)
 
     def shared_flows(self) -> list[tuple[Position, int]]:
-        """Where the QoS 2 messages lie that came by shared subscriptions: nobody else gets them
+        """Where the QoS 2 messages lie that came by shared subscriptions and were sent: nobody else gets them
         [MQTT5-4.8.2-4] [MQTT5-4.8.2-5]."""
-        deliveries = [flow.delivery for flow in self.flows.values() if isinstance(flow.delivery, SharedDelivery)]
+        deliveries = [
+            flow.delivery
+            for flow in self.flows.values()
+            if isinstance(flow.delivery, SharedDelivery) and flow.state is not Outbound.STORING
+        ]
         return [((each.kafka_topic, each.partition), each.offset) for each in deliveries]
+
+    def unsent_shared(self) -> list[int]:
+        """The packet identifiers of the others: their messages go to other members."""
+        return [
+            packet_id
+            for packet_id, flow in self.flows.items()
+            if isinstance(flow.delivery, SharedDelivery) and flow.state is Outbound.STORING
+        ]
 
     def _alias(self, topic_name_utf8: bytes) -> Alias | None:
         """The alias for the Topic Name, at most as many as the client takes [MQTT5-3.3.2-8] [MQTT5-3.1.2-26]."""
