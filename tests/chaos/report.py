@@ -19,8 +19,8 @@ edges retain. Each checker has been shown to catch planted faults (tests/chaos/t
 A cell is the number of violations in all tries; a try is a seed, and a seed that is run again replaces its earlier
 result, so runs before a mend (listed below) are not in the table: *last run* says when (UTC). Limits of the judgement:
 
-* I4 leaves the shared group out, and I11 looks for second deliveries, only up to 15 s around a fault, which is most of a
-  run of a minute. What members got twice with QoS 2 within that is counted below, under what did not hold.
+* Up to 15 s around a fault, which is most of a run of a minute, I4 leaves the shared group out and I11 counts no second
+  deliveries. What members got twice with QoS 2 is listed below instead, under what did not hold.
 * I9 compares payloads, not positions; I10 allows more than one will of QoS 0 or 1 around a fault (a known limit);
   I14 looks for packets before CONNACK and at a denied Topic Name.
 * Two scenarios ran at a time on a busy machine of two cores: times are what they were there.

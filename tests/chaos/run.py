@@ -89,9 +89,7 @@ async def perform(name: str, seed: int, folder: Path) -> tuple[Context, Run]:
     run = load_run(folder)
     for judge in context.after:
         judge(run)
-    context.figures["QoS 2 repeated in the shared group around the fault"] = len(
-        repeated_in_groups(run, near_fault=True)
-    )
+    context.figures[REPEATED] = len(repeated_in_groups(run, near_fault=True))
     return context, run
 
 
