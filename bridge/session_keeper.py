@@ -129,7 +129,7 @@ class SessionKeeper:
         if will is not None:
             self._counts["wills"] += 1
         position = session_position(client_id)
-        stale = self._sessions.view.stale_keys(client_id, epoch)
+        stale = self._sessions.stale_keys(client_id, epoch)
         records: list[tuple[Position, PendingRecord]] = [(position, record) for record in deletion_records(stale)]
         if state is not None and stored is not None:
             records.insert(0, (position, progress_record(client_id, epoch, stored.progress)))

@@ -65,7 +65,8 @@ async def store_with_will(
 async def publish_will(
     will: StoredWill, routes: RouteTable, publisher: Publisher, retained: RetainedMessages | None
 ) -> None:
-    """Append the will [MQTT5-3.1.2-8] [MQTT311-3.1.2-8], retained if it says so [MQTT5-3.1.2-15] [MQTT311-3.1.2-17].
+    """Append a will of QoS 0 or 1 [MQTT5-3.1.2-8] [MQTT311-3.1.2-8], retained if it says so [MQTT5-3.1.2-15]
+    [MQTT311-3.1.2-17].
 
     What Kafka refuses for good is logged: nobody is left to hear of it.
 
@@ -73,8 +74,6 @@ async def publish_will(
         LogUnavailable: nobody knows whether it is in the log.
     """
     destination = routes.destination(will.topic_name)
-    if will.qos == 2:
-        destination = destination.twin()
     try:
         if will.retain and retained is not None:
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ are still waiting in front of it.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.delivery import Delivery, SharedDelivery
@@ -109,15 +110,7 @@ class DurableSession:
         if entry is None:
             return  # a QoS 1 message that could not be sent again: the next progress record is without it
         is_done = isinstance(effect, StoreDone)
-        entry = OutgoingEntry(
-            entry.kafka_topic,
-            entry.partition,
-            entry.offset,
-            entry.qos,
-            "done" if is_done else "released",
-            entry.topic_name,
-            entry.shared,
-        )
+        entry = replace(entry, state="done" if is_done else "released")
         if not is_done:
             self.entries[effect.packet_id] = entry
         self._write(self._journal.record(effect.packet_id, entry), None if is_done else effect)

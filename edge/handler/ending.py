@@ -100,7 +100,7 @@ async def _finish(
             services.counters.wills_published += 1
         if records is None:
             position = session_position(client_id)
-            keys = services.sessions.view.stale_keys(client_id, epoch + 1)
+            keys = services.sessions.stale_keys(client_id, epoch + 1)
             if durable.is_stored:  # what was written just now may not be in the view yet
                 own = [session_key(client_id, epoch, kind) for kind in (KIND_STATE, KIND_PROGRESS)]
                 keys += [key for key in own if key not in keys]

@@ -221,7 +221,7 @@ def close_filters(handler: EdgeProtocolHandler, subscriptions: tuple[StoredSubsc
 async def _store(handler: EdgeProtocolHandler, opened: Opened, former_will: StoredWill | None) -> None:
     services, durable = handler.services, opened.durable
     position = session_position(durable.client_id)
-    stale = services.sessions.view.stale_keys(durable.client_id, durable.epoch)
+    stale = services.sessions.stale_keys(durable.client_id, durable.epoch)
     records: list[tuple[Position, PendingRecord]] = []
     if durable.is_stored:
         durable.will = stored_will(handler)

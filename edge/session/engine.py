@@ -435,6 +435,8 @@ class SessionEngine:
         self.resolve = _nowhere
         if self.incoming is not None:
             self.incoming.let_go(_nowhere)
+        if self.flows is not None:
+            self.flows.let_go()
         if self.outgoing is not None:
             self.outgoing.let_go()
 

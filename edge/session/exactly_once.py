@@ -87,6 +87,10 @@ class IncomingFlows:
         self._early: dict[int, None] = {}  # PUBREL came before PUBREC was sent, in the order of PUBREL
         self.begun = 0  # flows that began on this connection and are not through: they count to the Receive Maximum
 
+    def let_go(self) -> None:
+        """Nothing is refused any more: what encodes a refusal refers back to the engine."""
+        self._negative = None
+
     def is_known(self, packet_id: int) -> bool:
         """PUBLISH: whether its identifier is under way, so that it is answered and not appended again
         [MQTT5-4.3.3-10] [MQTT311-4.3.3-2]."""

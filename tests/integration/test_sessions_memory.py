@@ -9,6 +9,7 @@ import pytest
 from support.edges import memory_edge, mqtt_address, until
 from support.wire_client import connected
 
+from edge.session.engine import SessionEngine
 from edge.wire import (
     Properties,
     Publish,
@@ -59,5 +60,6 @@ async def test_connections_leave_no_cycles(does: str, expiry_s: int) -> None:
                 await until(lambda: not node.services.connections)
             await until(lambda: not node.services.endings)
             await until(lambda: sum(each() is not None for each in handlers) <= 1, "handlers are left")
+            await until(lambda: sum(type(each) is SessionEngine for each in gc.get_objects()) <= 1, "engines are left")
         finally:
             gc.enable()
