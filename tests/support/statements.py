@@ -6,9 +6,13 @@ Ids are the specifications' with the version put in: `MQTT5-3.1.2-4`, `MQTT311-3
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "conformance"
@@ -51,14 +55,20 @@ def not_applicable(version: str) -> dict[str, str]:
     return dict(table)
 
 
+@cache
 def suite() -> dict[str, list[str]]:
-    """Every test, as `v5/test_v5_connect.py::test_name` -> the ids in its `@pytest.mark.statement(...)`."""
-    return {
-        f"{path.relative_to(FOLDER)}::{function.name}": _marks(function)
-        for path in sorted(FOLDER.glob("v*/test_*.py"))
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_")
-    }
+    """Every test, as `v5/test_v5_connect.py::test_name` -> the ids in its `@pytest.mark.statement(...)`.
+
+    Read once per process, and without garbage collections: what one of them destroys may print a traceback, which
+    parses source lines itself, and some CPythons cannot parse while they parse (its issue 106905).
+    """
+    with _no_collection():
+        return {
+            f"{path.relative_to(FOLDER)}::{function.name}": _marks(function)
+            for path in sorted(FOLDER.glob("v*/test_*.py"))
+            for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_")
+        }
 
 
 def cited() -> dict[str, list[str]]:
@@ -68,6 +78,17 @@ def cited() -> dict[str, list[str]]:
         for statement_id in ids:
             found.setdefault(statement_id, []).append(test)
     return found
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _marks(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
