@@ -60,7 +60,6 @@ def suite() -> dict[str, list[str]]:
     """Every test, as `v5/test_v5_connect.py::test_name` -> the ids in its `@pytest.mark.statement(...)`.
 
     Read once per process, and without garbage collections: what one of them destroys may print a traceback, which
-    Read once per process, and without garbage collections: what one of them destroys may print a traceback, which
     parses source lines itself, and some CPythons cannot parse while they parse (its issue 106905).
     """
     with _no_collection():
