@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.errors import TopicError
+from schemas.replay_filter import REPLAY_PREFIX, parse_replay
 
 TOPIC_BYTES_MAX = 65_535  # the longest UTF-8 Encoded String [MQTT5-4.7.3-3]
 TOPIC_LEVELS_MAX = TOPIC_BYTES_MAX + 1  # what that many bytes can hold: no limit of its own
 SHARE_PREFIX = "$share/"
+BESIDE_PREFIXES = (SHARE_PREFIX, REPLAY_PREFIX)  # subscriptions that are fed beside the client's own way
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,13 @@ def check_topic_name(topic_name: str, *, levels_max: int = TOPIC_LEVELS_MAX, byt
 def check_topic_filter(
     topic_filter: str, *, levels_max: int = TOPIC_LEVELS_MAX, bytes_max: int = TOPIC_BYTES_MAX
 ) -> None:
-    """Raise TopicError unless ``topic_filter`` may be subscribed to; a shared one is checked inside as well."""
+    """Raise TopicError unless ``topic_filter`` may be subscribed to; a shared one and a replay are checked inside as
+    well."""
     _check_text("Topic Filter", topic_filter, TOPIC_LEVELS_MAX, bytes_max)
-    shared = parse_shared(topic_filter)
-    levels = (shared.topic_filter if shared else topic_filter).split("/")
+    inside = parse_shared(topic_filter) or parse_replay(topic_filter)
+    if inside is not None and inside.topic_filter.startswith(BESIDE_PREFIXES):
+        raise TopicError("Topic Filter: a shared subscription or a replay inside another one")
+    levels = (inside.topic_filter if inside is not None else topic_filter).split("/")
     if len(levels) > levels_max:
         raise TopicError(f"Topic Filter has more than {levels_max} levels")
     _check_wildcards(levels)

@@ -17,21 +17,19 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from edge.access.principal import Principal, has_control_characters
 from schemas.errors import ConfigurationError, TopicError
-from schemas.topics import check_topic_filter, covers, matches, overlaps, parse_shared
+from schemas.replay_filter import ReplayFilter, parse_replay
+from schemas.topics import BESIDE_PREFIXES, SharedFilter, check_topic_filter, covers, matches, overlaps, parse_shared
 
 _ACTIONS: Final = ("publish", "subscribe", "all")
 _KEYS: Final = frozenset({"permit", "action", "filter", "user", "client_id"})
 _PLACEHOLDER: Final = re.compile("%[cu]")
 _CLOSED_TO_PUBLISHERS: Final = ("$SYS", "$CONTROL")
-_SHARE_PREFIX: Final = "$share/"
-_REPLAY_PREFIX: Final = "$replay/"
-_PREFIXES: Final = (_SHARE_PREFIX, _REPLAY_PREFIX)
 
 RULES_MAX: Final = 1_000  # a decision walks the list; configuration beyond this belongs into user names
 COMPILED_MAX: Final = 10_000  # principals whose rules are kept compiled: a list of pointers each, about 200 bytes
@@ -113,7 +111,7 @@ def _load_rule(number: int, table: Mapping[str, Any]) -> AclRule:
         check_topic_filter(topic_filter)
     except TopicError as error:
         raise refuse(f"filter {topic_filter!r}: {error}") from error
-    if topic_filter.startswith(_PREFIXES):
+    if topic_filter.startswith(BESIDE_PREFIXES):
         raise refuse(
             f"filter {topic_filter!r}: write the filter without its prefix, which is stripped before the decision"
         )
@@ -123,17 +121,15 @@ def _load_rule(number: int, table: Mapping[str, Any]) -> AclRule:
 
 
 def underlying_filter(topic_filter: str) -> str | None:
-    """The filter without `$share/<group>/` and `$replay/<from>/`, in this order; None: nothing is left of it."""
-    if topic_filter.startswith(_SHARE_PREFIX):
+    """The filter without `$share/<group>/` and `$replay/<from>[/<to>]/`, in this order; None: nothing is left of it."""
+    parsers: tuple[Callable[[str], SharedFilter | ReplayFilter | None], ...] = (parse_shared, parse_replay)
+    for parse in parsers:
         try:
-            shared = parse_shared(topic_filter)
+            inside = parse(topic_filter)
         except TopicError:
             return None
-        if shared is None:
-            return None
-        topic_filter = shared.topic_filter
-    if topic_filter.startswith(_REPLAY_PREFIX):
-        _, _, topic_filter = topic_filter.removeprefix(_REPLAY_PREFIX).partition("/")
+        if inside is not None:
+            topic_filter = inside.topic_filter
     return topic_filter or None
 
 
