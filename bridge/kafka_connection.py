@@ -74,7 +74,8 @@ class KafkaConnection:
         return future
 
     async def offsets(self, positions: Iterable[Position], which: int) -> dict[Position, int]:
-        """The first or the next offset of each partition."""
+        """The first or the next offset of each partition; or, for a time in milliseconds, that of the first record
+        which is not older (-1: there is none)."""
         wanted = set(positions)
         found: dict[Position, int] = {}
         trouble: object = "no leader"

@@ -89,6 +89,16 @@ class KafkaLog:
             raise LogUnavailable("the log is not started")
         return await self._connection.offsets(partitions, EARLIEST)
 
+    async def offsets_for_times(self, times_ms: Mapping[Position, int]) -> dict[Position, int]:
+        if self._connection is None:
+            raise LogUnavailable("the log is not started")
+        ends = await self._connection.offsets(times_ms, LATEST)  # before: what is appended meanwhile lies behind them
+        found: dict[Position, int] = {}
+        for time_ms in set(times_ms.values()):
+            asked = {position for position, each in times_ms.items() if each == time_ms}
+            found.update(await self._connection.offsets(asked, max(0, time_ms)))
+        return {position: offset if offset >= 0 else ends[position] for position, offset in found.items()}
+
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> KafkaLogConsumer:
         assert self._connection is not None, "start the log first"
         consumer = KafkaLogConsumer(self._connection, group_id, read_committed=read_committed)

@@ -264,6 +264,14 @@ class Log(Protocol):
         """
         ...
 
+    async def offsets_for_times(self, times_ms: Mapping[Position, int]) -> dict[Position, int]:
+        """The first record of each partition whose timestamp is that time or later; its end when there is none yet.
+
+        Raises:
+            LogUnavailable: no answer.
+        """
+        ...
+
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> LogConsumer:
         """A new reader; ``group_id`` names the group under which it commits (None: it never does).
 

@@ -135,6 +135,14 @@ class MemoryLog:
         await asyncio.sleep(0)
         return {position: self.partition(position).start for position in partitions}
 
+    async def offsets_for_times(self, times_ms: Mapping[Position, int]) -> dict[Position, int]:
+        await asyncio.sleep(0)
+        found: dict[Position, int] = {}
+        for position, time_ms in times_ms.items():
+            held = self.partition(position)
+            found[position] = next((each.offset for each in held.records if each.timestamp >= time_ms), held.end)
+        return found
+
     def consumer(self, group_id: str | None, *, read_committed: bool = False) -> MemoryLogConsumer:
         return self.add_consumer(MemoryLogConsumer(self, group_id, read_committed=read_committed))
 

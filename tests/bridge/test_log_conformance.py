@@ -152,6 +152,22 @@ async def test_a_position_outside_of_the_log_is_said(harness: LogHarness) -> Non
     assert beyond.value.start == 10
 
 
+async def test_offsets_are_found_by_time(harness: LogHarness) -> None:
+    await harness.append(0, b"a")
+    await harness.append(0, b"b")
+    consumer = harness.log.consumer(None)
+    consumer.assign({harness.at(0): 0})
+    first, second = (record.timestamp for _, record in await harness.read(consumer, 2))
+    partitions = (harness.at(0), harness.at(1))
+    assert await harness.log.offsets_for_times(dict.fromkeys(partitions, 0)) == {harness.at(0): 0, harness.at(1): 0}
+    assert await harness.log.offsets_for_times({harness.at(0): first, harness.at(1): second + 1}) == {
+        harness.at(0): 0,
+        harness.at(1): 0,
+    }
+    assert await harness.log.offsets_for_times({harness.at(0): second + 1}) == {harness.at(0): 2}
+    assert await harness.log.offsets_for_times({harness.at(0): second}) == {harness.at(0): 0 if first == second else 1}
+
+
 async def test_positions_are_committed_listed_and_forgotten(harness: LogHarness) -> None:
     await harness.append(0, b"a", b"b")
     group_id = f"group.{harness.kafka_topic}"
