@@ -1,4 +1,5 @@
-"""Reads the leased partitions of all shared subscriptions of a node, through one consumer.
+"""Reads the leased partitions of all shared subscriptions of a node, through one consumer. And, another one, what
+replays want.
 
 Why a reader of its own and not the deliverer's records: the deliverer reads every partition that a local filter can
 match, from its end; a group reads what it has leased, from its low-water mark. So a shared subscription costs the edge
@@ -15,13 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from bridge.delivery import Delivery, read_delivery, read_topic_name
 from bridge.log import Log, LogConsumer, LogError, LogTruncated, Position, Record
 from bridge.partitioning import RouteTable
-from bridge.shared.group import ShareGroup
 from bridge.subscriptions import Subscription, SubscriptionTable
 from schemas.errors import HeadwaterError
 
@@ -33,6 +33,38 @@ BUFFERED_BYTES_MAX = 32 * 1024 * 1024  # of messages that wait for a member, of 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 
 DeadLetter = Callable[[Position, Record, Exception], None]
+
+
+class Fed(Protocol):
+    """What is fed: a `ShareGroup`, a `bridge.history.feed.ReplayFeed`. Hashable."""
+
+    @property
+    def positions(self) -> Collection[Position]:
+        """The partitions it has something to do with."""
+        ...
+
+    def wants(self, position: Position, /) -> int | None:
+        """Where to read on; None: nothing is needed of the partition now."""
+        ...
+
+    def feed(self, position: Position, deliveries: Iterable[Delivery], read_offset: int, /) -> None:
+        """What was read from `wants` on: the matching messages, and where to read on."""
+        ...
+
+    def skip_to(self, position: Position, offset: int, /) -> None:
+        """The log has nothing before (or behind) ``offset``."""
+        ...
+
+    @property
+    def buffered_bytes(self) -> int: ...
+
+    def drop_buffers(self) -> None:
+        """Memory is short: what waits is read again later."""
+        ...
+
+    def deliver(self, delivery: Any, grant: Any, /) -> object:
+        """Never called: it stands in a subscription table."""
+        ...
 
 
 class SharedReader:
@@ -53,7 +85,7 @@ class SharedReader:
         self._dead_letter = dead_letter
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
         self._table = SubscriptionTable()
-        self._groups: dict[ShareGroup, str] = {}  # with their Topic Filters
+        self._groups: dict[Fed, str] = {}  # with their Topic Filters
         self._consumer: LogConsumer | None = None
         self._reading: dict[Position, int] = {}  # what the consumer is assigned, with the next offset
         self._turn = 0
@@ -66,7 +98,7 @@ class SharedReader:
             ("records", "matched", "unreadable_records", "truncations", "assignments", "pump_errors", "log_errors"), 0
         )
 
-    def add(self, group: ShareGroup, topic_filter: str) -> None:
+    def add(self, group: Fed, topic_filter: str) -> None:
         """Feed the group from now on. The reader starts with the first one."""
         self._groups[group] = topic_filter
         self._table.add(Subscription(group, topic_filter))
@@ -74,7 +106,7 @@ class SharedReader:
             self._consumer = self._log.consumer(None, read_committed=True)
             self._task = asyncio.get_running_loop().create_task(self._pump(), name="headwater-shared-reader")
 
-    def remove(self, group: ShareGroup) -> None:
+    def remove(self, group: Fed) -> None:
         self._table.remove(self._groups.pop(group), group)
         self.changed()
 
@@ -182,7 +214,7 @@ class SharedReader:
             for group in self._groups
             if (offset := group.wants(position)) is not None and start <= offset < following
         }
-        found: dict[ShareGroup, list[Delivery]] = {group: [] for group in places}
+        found: dict[Fed, list[Delivery]] = {group: [] for group in places}
         self._counts["records"] += len(records)
         for record in records:
             for group, delivery in self._matching(position, record):
@@ -193,7 +225,7 @@ class SharedReader:
             if group.wants(position) == places[group]:  # else something happened while another group was fed
                 group.feed(position, deliveries, following)
 
-    def _matching(self, position: Position, record: Record) -> list[tuple[ShareGroup, Delivery]]:
+    def _matching(self, position: Position, record: Record) -> list[tuple[Fed, Delivery]]:
         kafka_topic, partition = position
         try:
             name = read_topic_name(kafka_topic, record, self._routes.topic_name_from_key)
@@ -206,7 +238,7 @@ class SharedReader:
             self._dead_letter(position, record, error)
             return []
         groups = [grant.subscriber for shard in shards for grant in shard]
-        return [(group, delivery) for group in groups if isinstance(group, ShareGroup)]
+        return [(cast(Fed, group), delivery) for group in groups]  # the table has no others
 
     def _pass_markers(self) -> None:
         """Behind the last message there may be what no reader gets: transactions' markers, and what was aborted."""

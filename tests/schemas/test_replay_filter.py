@@ -20,7 +20,10 @@ TOKEN = position_token({("mqtt.sensors", 3): 1_000_000, ("mqtt.sensors.q2", 3): 
         ("$replay/-1h/now/a", ReplayFilter("-1h", "now", "a")),
         ("$replay/beginning/end/a", ReplayFilter("beginning", None, "end/a")),
         ("$replay/1795248000/17/temp", ReplayFilter("1795248000", None, "17/temp")),
-        ("$replay/2026-11-21T08:00Z/2026-11-21T09:00Z/+/b", ReplayFilter("2026-11-21T08:00Z", "2026-11-21T09:00Z", "+/b")),
+        (
+            "$replay/2026-11-21T08:00Z/2026-11-21T09:00Z/+/b",
+            ReplayFilter("2026-11-21T08:00Z", "2026-11-21T09:00Z", "+/b"),
+        ),
         ("$replay/-1h/now", ReplayFilter("-1h", None, "now")),
         (f"$replay/{TOKEN}/a", ReplayFilter(TOKEN, None, "a")),
         ("$replay/-1h//a", ReplayFilter("-1h", None, "/a")),
