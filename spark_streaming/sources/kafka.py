@@ -48,11 +48,14 @@ def message_records(
     *,
     starting_offsets: str,
     accept_data_loss: bool = False,
+    batch_records_max: int | None = None,
 ) -> DataFrame:
     """key, value, headers, topic, partition, offset, timestamp (ingest time) of the records, as a stream."""
     reader = session.readStream.format("kafka").options(**kafka.spark_options)
     reader = reader.option("subscribe", ",".join(kafka_topics)).option("includeHeaders", "true")
     reader = reader.option("startingOffsets", starting_offsets)
+    if batch_records_max is not None:
+        reader = reader.option("maxOffsetsPerTrigger", str(batch_records_max))
     return reader.option("failOnDataLoss", "false" if accept_data_loss else "true").load()
 
 
