@@ -14,6 +14,7 @@ EVENT_VERSION = 1
 EVENT_KINDS = frozenset(
     {"connected", "disconnected", "subscribed", "unsubscribed", "denied", "dropped", "taken_over", "admin"}
 )
+SPARK_EVENT_KINDS = frozenset({"spark.started", "spark.progress", "spark.terminated"})  # keyed by the job's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Event:
 
     def to_json(self) -> bytes:
         """The record value."""
-        assert self.kind in EVENT_KINDS, self.kind
+        assert self.kind in EVENT_KINDS or self.kind in SPARK_EVENT_KINDS, self.kind
         values = {
             "version": EVENT_VERSION,
             "kind": self.kind,

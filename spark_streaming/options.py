@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from schemas.routes import DEFAULT_ROUTES, Route, load_routes
 from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.sources.kafka import KafkaSettings
 
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 REALTIME_MIN_S = 5.0  # Spark refuses shorter real-time batches
 _TRIGGER_HELP = "write realtime:5m, micro:5s or available-now"
 
@@ -44,11 +47,31 @@ class CommonOptions:
     state_store: str
     as_json: bool
     progress: bool
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None  # None: no metrics; 0: a free port, which is said
+    events: bool = True  # spark.* in headwater.events, where that Kafka topic exists
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that `common_options` reads."""
-    parser.add_argument("--kafka", required=True, metavar="HOST:PORT", help="Kafka's bootstrap servers")
+def job_parser(job: str, module_docstring: str | None, *, trigger: str = "realtime:5m") -> argparse.ArgumentParser:
+    """A job's parser with the common options; no abbreviations, or a new option could break a script."""
+    parser = argparse.ArgumentParser(
+        prog=f"headwater spark run {job}", description=(module_docstring or "").split("\n")[0], allow_abbrev=False
+    )
+    add_common_arguments(parser, trigger=trigger)
+    return parser
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, *, trigger: str = "realtime:5m") -> None:
+    """The options that `common_options` reads; `trigger` is the job's default."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="options from a TOML file: window = '10s'; those given here win"
+    )
+    parser.add_argument(
+        "--kafka",
+        default=os.environ.get("KAFKA_BOOTSTRAP_SERVERS", DEFAULT_BOOTSTRAP),
+        metavar="HOST:PORT",
+        help=f"Kafka's bootstrap servers (default KAFKA_BOOTSTRAP_SERVERS, else {DEFAULT_BOOTSTRAP})",
+    )
     parser.add_argument(
         "--kafka-properties", type=Path, metavar="FILE", help="Kafka client properties (TLS, SASL), name=value a line"
     )
@@ -61,7 +84,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the job keeps its place; default: below the user's data folder",
     )
-    parser.add_argument("--trigger", default="realtime:5m", help=f"{_TRIGGER_HELP} (default realtime:5m)")
+    parser.add_argument("--trigger", default=trigger, help=f"{_TRIGGER_HELP} (default {trigger})")
     parser.add_argument(
         "--from",
         dest="starting",
@@ -73,6 +96,38 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", choices=("rocksdb", "memory"), default="rocksdb", help="state store, fixed as well")
     parser.add_argument("--json", action="store_true", help="one JSON line per event on stdout")
     parser.add_argument("--progress", action="store_true", help="one JSON line per batch on stdout")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics; 0: a free port")
+    parser.add_argument("--metrics-host", default="127.0.0.1", metavar="HOST", help="where to (default 127.0.0.1)")
+    parser.add_argument(
+        "--no-events", dest="events", action="store_false", help="write no spark.* events to headwater.events"
+    )
+
+
+def parse_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """The parser's answer, with what `--config` names put before the rest. Raises ConfigurationError."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    path = finder.parse_known_args(arguments)[0].config
+    return parser.parse_args([*(() if path is None else _config_arguments(path)), *arguments])
+
+
+def _config_arguments(path: Path) -> list[str]:
+    """`name = value` as `--name=value`; a list repeats the option, true is the option alone, false leaves it out."""
+    try:
+        content = tomllib.loads(_read(path, "--config"))
+    except ValueError as error:
+        raise ConfigurationError(f"--config: {path} is no valid TOML: {error}") from None
+    found: list[str] = []
+    for name, value in content.items():
+        option = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, bool):
+                found += [option] if one else []
+            elif isinstance(one, (str, int, float)):
+                found.append(f"{option}={one}")
+            else:
+                raise ConfigurationError(f"--config: {name} in {path} is no text, number, true, false or list of them")
+    return found
 
 
 def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -> CommonOptions:
@@ -82,6 +137,9 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         raise ConfigurationError(f"--shuffle-partitions: {arguments.shuffle_partitions} is not between 1 and 1000")
     if trigger.is_realtime and arguments.state != "rocksdb":
         raise ConfigurationError("--state memory: real-time mode needs rocksdb; add --trigger micro:5s or drop it")
+    if arguments.metrics_port is not None and not 0 <= arguments.metrics_port <= 65_535:
+        raise ConfigurationError(f"--metrics-port: {arguments.metrics_port} is no port; give 0 to 65535")
+    check_addresses(arguments.kafka)
     backfill = trigger.interval is None
     return CommonOptions(
         kafka=KafkaSettings(arguments.kafka, read_properties(arguments.kafka_properties)),
@@ -94,7 +152,20 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         state_store=arguments.state,
         as_json=arguments.json,
         progress=arguments.progress,
+        metrics_host=arguments.metrics_host,
+        metrics_port=arguments.metrics_port,
+        events=arguments.events,
     )
+
+
+def check_addresses(text: str) -> None:
+    """Raise ConfigurationError unless these are bootstrap servers, `host:port` with commas between."""
+    for address in text.split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= 65_535:
+            raise ConfigurationError(
+                f"--kafka: {address!r} is no address of Kafka; write host:port, or a,b for several"
+            )
 
 
 def parse_trigger(text: str) -> Trigger:

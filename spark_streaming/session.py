@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
@@ -18,8 +20,10 @@ def slots_needed(partitions: int, shuffle_partitions: int) -> int:
     return max(SLOTS_MIN, partitions + shuffle_partitions + _SPARE_SLOTS)
 
 
-def job_session(name: str, slots: int, shuffle_partitions: int, state_store: str) -> SparkSession:
-    """A session with the settings that all jobs share; a local master gets the slots."""
+def job_session(
+    name: str, slots: int, shuffle_partitions: int, state_store: str, more: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session with the settings that all jobs share, and one job's own; a local master gets the slots."""
     conf = SparkConf()
     if conf.get("spark.master", "local").startswith("local"):
         conf.setMaster(f"local[{slots}]")
@@ -31,5 +35,6 @@ def job_session(name: str, slots: int, shuffle_partitions: int, state_store: str
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORES[state_store],
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2" if state_store == "rocksdb" else "1",
         "spark.sql.streaming.metricsEnabled": "false",
+        **(more or {}),
     }
     return SparkSession.builder.config(conf=conf).config(map=settings).appName(f"headwater-{name}").getOrCreate()

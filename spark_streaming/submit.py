@@ -1,5 +1,6 @@
-"""`python -m spark_streaming.submit <job> [options]`: the right spark-submit call, a child that ends with its parent.
+"""`headwater spark run <job> [options]`: the right spark-submit call, a child that ends with its parent.
 
+The same is `python -m spark_streaming.submit <job> [options]`. A job is one of ours or the path of a file of your own.
 SIGTERM or SIGINT stops the job gracefully; a second one, or 30 s without success, ends it by force. Results of the job
 (`--json`, `--progress`) go to stdout, Spark's own log to stderr.
 """
@@ -22,8 +23,8 @@ from schemas.errors import ConfigurationError, HeadwaterError
 from spark_streaming.connector import pyspark_version, resolve
 from spark_streaming.control import CONTROL_VARIABLE, STOP_GRACE_S, ControlServer
 from spark_streaming.java import Java, find_java
+from spark_streaming.registry import check_options, descriptions, job_file, job_names
 
-JOBS = ("device_stats",)
 DRIVER_MEMORY = "1g"  # 0.6 to 1.4 GB resident; state is in RocksDB, outside the heap
 EXIT_USAGE = 2
 _ROOM = Path(__file__).resolve().parent
@@ -69,15 +70,15 @@ def spark_call(
     command += ["--jars", ",".join(str(jar) for jar in jars), "--driver-java-options", java_options]
     for conf in confs:
         command += ["--conf", conf]
-    command += [str(_ROOM / "jobs" / f"{job}.py"), *for_job]
+    command += [str(job_file(job)), *for_job]
     return SparkCall(tuple(command), _environment(spark_home, java, environ))
 
 
 def run(job: str, arguments: Sequence[str]) -> int:
     """Run a job to its end; its exit code. Raises HeadwaterError when it cannot be started."""
-    if job not in JOBS:
-        raise ConfigurationError(f"no job {job!r}: there is {', '.join(JOBS)}")
+    job_file(job)
     pyspark_version()
+    check_options(job, _split(arguments)[1])
     java = find_java()
     found = resolve()
     print(f"spark: {found.why}; Java {java.version} ({java.source})", file=sys.stderr, flush=True)
@@ -98,8 +99,11 @@ def run(job: str, arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str]) -> int:
     """The command line."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: python -m spark_streaming.submit {{{','.join(JOBS)}}} --kafka HOST:PORT [options]\n\n{__doc__}")
+        print(f"usage: headwater spark run {{{','.join(job_names())}}} --kafka HOST:PORT [options]\n\n{__doc__}")
         return 0 if arguments else EXIT_USAGE
+    if arguments[0] == "--list":
+        print("\n".join(f"{name:<14} {text}" for name, text in descriptions().items()))
+        return 0
     try:
         return run(arguments[0], arguments[1:])
     except HeadwaterError as error:

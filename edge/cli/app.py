@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import acl, bans, demo, doctor, edge, kafka, nodes, passwd, tokens, topics, up
+from edge.cli import acl, bans, demo, doctor, edge, kafka, nodes, passwd, spark, tokens, topics, up
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.add_typer(nodes.app, name="nodes")
 app.add_typer(bans.app, name="bans")
 app.add_typer(acl.app, name="acl")
 app.add_typer(tokens.app, name="tokens")
+app.add_typer(spark.app, name="spark")
 
 
 def _print_version(wanted: bool) -> None:

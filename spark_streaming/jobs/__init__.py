@@ -1,1 +1,1 @@
-"""The jobs: each is a thin main around pure transforms, run by `python -m spark_streaming.submit <job>`."""
+"""The jobs, one file each: a thin main around pure transforms, run by `headwater spark run <job>`."""

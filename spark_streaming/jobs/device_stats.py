@@ -7,7 +7,6 @@ micro-batch query: real-time mode refuses a stateful operator before a union and
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from schemas.errors import ConfigurationError, TopicError
 from schemas.routes import ANALYTICS, DEAD_LETTER
 from schemas.topics import check_topic_filter
 from spark_streaming.durations import Duration, parse_duration
-from spark_streaming.fingerprint import check_fingerprint, kept_start
-from spark_streaming.options import CommonOptions, Trigger, add_common_arguments, common_options
-from spark_streaming.progress import ProgressListener, Reporter
-from spark_streaming.runner import PRIMARY_QUERY, Stopper, default_data_folder, run_main, run_queries
-from spark_streaming.session import job_session, slots_needed
+from spark_streaming.job import Job, run_job
+from spark_streaming.options import CommonOptions, Trigger, common_options, job_parser, parse_arguments
+from spark_streaming.runner import PRIMARY_QUERY, default_data_folder, run_main
 from spark_streaming.sinks.kafka import kafka_writer
-from spark_streaming.sources.kafka import end_offsets, input_kafka_topics, message_records
+from spark_streaming.sources.kafka import input_kafka_topics, message_records
 from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
 from spark_streaming.transforms.results import dead_letters, stats_records
 from spark_streaming.transforms.windows import device_windows
@@ -47,10 +44,7 @@ class Options:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m spark_streaming.submit {JOB}", description=(__doc__ or "").split("\n")[0]
-    )
-    add_common_arguments(parser)
+    parser = job_parser(JOB, __doc__)
     parser.add_argument(
         "--window", default="10s", metavar="DURATION", help="length of the tumbling windows (default 10s)"
     )
@@ -104,7 +98,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def read_options(arguments: Sequence[str]) -> Options:
     """Checked settings. Raises ConfigurationError."""
-    found = argument_parser().parse_args(arguments)
+    found = parse_arguments(argument_parser(), arguments)
     common = common_options(JOB, found, default_data_folder())
     if found.emit == "final" and common.trigger.is_realtime:
         raise ConfigurationError(
@@ -176,25 +170,15 @@ def writers(session: SparkSession, options: Options, starting_offsets: str) -> l
 def main(arguments: Sequence[str]) -> int:
     """Run the job until it is told to stop; its exit code."""
     options = read_options(arguments)
-    stopper = Stopper()
-    stopper.listen()
-    common = options.common
-    reporter = Reporter(JOB, common.as_json)
-    ends = end_offsets(common.kafka, input_kafka_topics(common.routes), (ANALYTICS, DEAD_LETTER))
-    check_fingerprint(common.checkpoint, stateful_shape(options))
-    wanted_start = json.dumps(ends) if common.starting_offsets == "latest" else common.starting_offsets
-    starting_offsets = kept_start(common.checkpoint, wanted_start)
-    partitions = sum(map(len, ends.values()))
-    slots = slots_needed(partitions, common.shuffle_partitions)
-    session = job_session(JOB, slots, common.shuffle_partitions, common.state_store)
-    if common.progress:
-        session.streams.addListener(ProgressListener(reporter))
-    reporter.say(
-        "starting", f"reading {partitions} partitions", partitions=partitions, checkpoint=str(common.checkpoint)
+    job = Job(
+        name=JOB,
+        common=options.common,
+        shape=stateful_shape(options),
+        inputs=input_kafka_topics(options.common.routes),
+        outputs=(ANALYTICS, DEAD_LETTER),
+        writers=lambda session, starting_offsets: writers(session, options, starting_offsets),
     )
-    run_queries(session, writers(session, options, starting_offsets), common.trigger, stopper, reporter)
-    session.stop()
-    return 0
+    return run_job(job)
 
 
 def _device_levels(text: str | None) -> tuple[int, int | None] | None:

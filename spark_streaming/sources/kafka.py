@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +66,26 @@ def end_offsets(kafka: KafkaSettings, inputs: Sequence[str], outputs: Sequence[s
     Asked of Kafka through the connector's own client, before there is a session. Raises KafkaUnusable when Kafka does
     not answer or lacks one of the Kafka topics.
     """
-    jvm = _jvm()
+    with kafka_admin(kafka) as admin:
+        existing = set(admin.listTopics().names().get())
+        if missing := [name for name in (*inputs, *outputs) if name not in existing]:
+            raise KafkaUnusable(
+                f"Kafka at {kafka.bootstrap_servers} has no {', '.join(missing)}: create them with "
+                "`headwater topics apply`, or name your routes with --routes"
+            )
+        return {name: _end_offsets_of(jvm_gateway(), admin, name) for name in inputs}
+
+
+def existing_kafka_topics(kafka: KafkaSettings) -> frozenset[str]:
+    """The names of all Kafka topics. Raises KafkaUnusable when Kafka does not answer."""
+    with kafka_admin(kafka) as admin:
+        return frozenset(admin.listTopics().names().get())
+
+
+@contextmanager
+def kafka_admin(kafka: KafkaSettings) -> Iterator[Any]:
+    """The connector's admin client. Raises KafkaUnusable where Kafka does not answer, in here or in the body."""
+    jvm = jvm_gateway()
     properties = jvm.java.util.Properties()
     for name, value in {**kafka.properties, "bootstrap.servers": kafka.bootstrap_servers}.items():
         properties.setProperty(name, value)
@@ -74,13 +94,7 @@ def end_offsets(kafka: KafkaSettings, inputs: Sequence[str], outputs: Sequence[s
     admin = None
     try:
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        existing = set(admin.listTopics().names().get())
-        if missing := [name for name in (*inputs, *outputs) if name not in existing]:
-            raise KafkaUnusable(
-                f"Kafka at {kafka.bootstrap_servers} has no {', '.join(missing)}: create them with "
-                "`headwater topics apply`, or name your routes with --routes"
-            )
-        return {name: _end_offsets_of(jvm, admin, name) for name in inputs}
+        yield admin
     except Py4JJavaError as error:
         raise KafkaUnusable(
             f"Kafka at {kafka.bootstrap_servers} gives no answer ({_cause(error)}): "
@@ -107,7 +121,8 @@ def _end_offsets_of(jvm: Any, admin: Any, kafka_topic: str) -> dict[str, int]:
     return {str(one.partition()): int(ends.get(one).offset()) for one in partitions}
 
 
-def _jvm() -> Any:
+def jvm_gateway() -> Any:
+    """py4j's view of the JVM, which spark-submit has started before there is a session."""
     SparkContext._ensure_initialized()
     return SparkContext._jvm
 
