@@ -95,7 +95,6 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.connected_at_ms = 0
         self._ticket = ticket
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._is_dirty = False
         self._room: asyncio.Event | None = None  # set whenever there may be room for what is sent again
@@ -583,11 +582,9 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     def _spawn(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:
         """Run one extension point as a task: for the few packets that have to wait for something."""
-        if self._tasks is None:
-            self._tasks = set()
         task = self._loop.create_task(self._guarded(function, argument))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.services.steps.add(task)
+        task.add_done_callback(self.services.steps.discard)
 
     async def _guarded(self, function: Callable[[Any], Awaitable[None]], argument: Any) -> None:
         try:

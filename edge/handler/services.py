@@ -90,6 +90,7 @@ class EdgeServices:
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
     retained: RetainedMessages | None = None
     pacer: RetainedPacer | None = None
+    steps: set[asyncio.Task[None]] = field(default_factory=set)  # CONNECT, SUBSCRIBE and the like that have to wait
     endings: set[asyncio.Task[None]] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: list[EdgeProtocolHandler] = field(default_factory=list)

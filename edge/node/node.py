@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Set
 from typing import Any
 
 import orjson
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 2.0  # as often as heartbeats
 CHECKPOINT_INTERVAL_S = 5.0  # what a client may get twice (QoS 1) when its edge dies
+CHECKPOINTS_AT_ONCE = 50  # a step of the loop of about a millisecond
 SESSION_EXPIRY_S_MAX = (MESSAGE_RETENTION_MS - DAY_MS) // 1000  # an offline session's queue is the log (design 6)
 NOT_READY_AFTER_S = 5.0  # without Kafka: new clients are sent elsewhere (design section 6)
 CLOSE_CLIENTS_AFTER_S = 20.0  # without Kafka: the clients that are here move, too
@@ -57,6 +59,7 @@ SHUT_DOWN_S = 10.0  # from SIGTERM to the end, if Kafka is there
 DRAIN_SHARE = 0.6  # of that time is for clients to move one by one; those that are left go all at once
 FLUSH_TIMEOUT_S = 10.0  # what is in flight at the stop is given this long to be acknowledged and stored, all in all
 FLUSH_TIMEOUT_S_MIN = 0.5  # for each of its steps
+STEPS_TIMEOUT_S = 1.0  # for what their last packets have begun
 GOODBYE_TIMEOUT_S = 2.0  # for clients to take their last bytes
 
 
@@ -111,6 +114,7 @@ class EdgeNode:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         if self._http is not None:
             await self._http.cleanup()
         if self._membership is not None:
@@ -359,12 +363,10 @@ class EdgeNode:
                 handler.transport.abort()
 
     async def _end_sessions(self) -> None:
-        """What sessions keep is stored and their claims are released before the log goes."""
-        endings = list(self.services.endings)
-        if endings:
-            _, pending = await asyncio.wait(endings, timeout=self._left_s())
-            for task in pending:
-                task.cancel()
+        """What sessions keep is stored and their claims are released before the log goes. A CONNECT or SUBSCRIBE that
+        still waits for Kafka has nobody to answer any more."""
+        await _finished(self.services.steps, min(STEPS_TIMEOUT_S, self._left_s()))
+        await _finished(self.services.endings, self._left_s())
 
     def _left_s(self) -> float:
         """Of the time that `stop` has."""
@@ -436,18 +438,26 @@ class EdgeNode:
         while True:
             await asyncio.sleep(0.5)
             if self._silence_s() > CLOSE_CLIENTS_AFTER_S:
-                for handler in list(self.services.connections):
-                    handler.disconnect(ReasonCode.SERVER_BUSY, "this edge has lost Kafka; use another one")
+                self._close_clients()
+
+    def _close_clients(self) -> None:  # no task's frame keeps the last of them
+        for handler in list(self.services.connections):
+            handler.disconnect(ReasonCode.SERVER_BUSY, "this edge has lost Kafka; use another one")
 
     async def _checkpoint_sessions(self) -> None:
         """Where the stored sessions of connected clients have come."""
         while True:
             await asyncio.sleep(CHECKPOINT_INTERVAL_S)
-            for number, handler in enumerate(list(self.services.clients.values())):
-                if handler.durable is not None and handler.durable.is_stored:
-                    handler.durable.checkpoint()
-                    if not number % 50:
-                        await asyncio.sleep(0)  # others have their turn
+            client_ids = list(self.services.clients)
+            for first in range(0, len(client_ids), CHECKPOINTS_AT_ONCE):
+                self._checkpoint(client_ids[first : first + CHECKPOINTS_AT_ONCE])
+                await asyncio.sleep(0)  # others have their turn
+
+    def _checkpoint(self, client_ids: list[str]) -> None:
+        for client_id in client_ids:
+            handler = self.services.clients.get(client_id)
+            if handler is not None and handler.durable is not None and handler.durable.is_stored:
+                handler.durable.checkpoint()
 
     async def _publish_statistics(self) -> None:
         """`$SYS/brokers/<node>/stats`, every 2 s, QoS 0: seen by subscribers of every edge."""
@@ -463,6 +473,15 @@ class EdgeNode:
             figures |= node_statistics(self.services)
             self.services.publisher.append(destination, orjson.dumps(figures), headers, None, None)
             await asyncio.sleep(STATS_INTERVAL_S)
+
+
+async def _finished(tasks: Set[asyncio.Task[None]], timeout_s: float) -> None:
+    """Wait for them, and cancel those that take longer; none is left."""
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 def _started_ms(incarnation: str) -> int:

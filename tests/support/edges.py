@@ -44,12 +44,12 @@ async def memory_edge(log: MemoryLog | None = None, **table: Any) -> AsyncIterat
         await node.stop()
 
 
-async def until(condition: Callable[[], Any], what: str = "", wait_s: float = WAIT_S) -> None:
-    """Wait for a condition, with a bound."""
+async def until(condition: Callable[[], Any], what: str | Callable[[], str] = "", wait_s: float = WAIT_S) -> None:
+    """Wait for a condition, with a bound; `what` is what is missing, or says so then."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while not condition():
-        assert loop.time() < deadline, f"not within {wait_s} s: {what or condition}"
+        assert loop.time() < deadline, f"not within {wait_s} s: {what() if callable(what) else what or condition}"
         await asyncio.sleep(_POLL_S)
 
 

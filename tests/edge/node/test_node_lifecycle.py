@@ -35,6 +35,7 @@ from edge.wire import (
     Disconnect,
     Pingreq,
     Pingresp,
+    Properties,
     Puback,
     Publish,
     ReasonCode,
@@ -141,6 +142,29 @@ async def test_a_start_that_fails_leaves_nothing() -> None:
     with pytest.raises(LogUnavailable):
         await EdgeNode(edge_config(), Away()).start()
     await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+async def test_a_stop_while_kafka_is_away_leaves_nothing_pending() -> None:
+    """A CONNECT that waits for its claim, a SUBSCRIBE for its record, the end of a session for its own."""
+    log = MemoryLog()
+    before = len(asyncio.all_tasks())
+    node = EdgeNode(edge_config(), log)
+    await node.start()
+    stored = Properties(session_expiry_interval_s=600)
+    async with (
+        connected(mqtt_address(node), "waits", properties=stored) as client,
+        connected(mqtt_address(node), "goes", properties=stored),
+        dial(mqtt_address(node)) as late,
+    ):
+        log.pause()
+        await late.send(Connect(5, "late", keep_alive_s=60))
+        await client.send(Subscribe(1, (SubscriptionRequest("a", 1),)))
+        node.services.clients["goes"].disconnect(ReasonCode.SERVER_BUSY, "go")
+        await until(lambda: len(node.services.steps) == 2 and node.services.endings)
+        await node.stop(1.0)
+        assert not node.services.steps
+        assert not node.services.endings
+    await until(lambda: len(asyncio.all_tasks()) <= before, lambda: f"left: {asyncio.all_tasks()}")
 
 
 async def test_a_node_without_listeners_that_is_stopped_before_its_start() -> None:
