@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Iterable
 from typing import Any
@@ -32,6 +33,7 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "messages_sent": deliverer["deliveries"] - catch_up["passed_over"] + catch_up["deliveries"],
         "messages_dropped": counters.messages_dropped + publisher["dropped_records"],
         "wills_published": counters.wills_published,
+        "tasks": len(asyncio.all_tasks(services.loop)),
         "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
         "publisher": publisher,
         "deliverer": {name: value for name, value in deliverer.items() if isinstance(value, int | float)},
