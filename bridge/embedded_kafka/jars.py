@@ -162,6 +162,8 @@ def _download(jar: Jar, part: Path, url: str, opener: urllib.request.OpenerDirec
             return
         except (OSError, urllib.error.URLError) as error:
             is_final = isinstance(error, urllib.error.HTTPError) and error.code in (401, 403, 404, 407)
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it is the answer, too
             if is_final or attempt == ATTEMPTS:
                 raise JarsUnavailable(
                     f"cannot download {url}: {error}. Kafka's jars are needed once: connect to the network, set "

@@ -7,7 +7,7 @@ from typing import Any
 from support.chaos_history import Recorder, will_line
 
 from edge.client import MqttClient, ReconnectPolicy
-from edge.wire import Framer, decode_for_client, decode_for_server
+from edge.wire import Framer, ReasonCode, decode_for_client, decode_for_server
 
 EXPIRY_S = 3_600
 RECEIVE_MAXIMUM = 20
@@ -33,6 +33,7 @@ class RecordedClient(MqttClient):
         self.recorder = recorder
         self.connection = 0
         self.how = "server"
+        self._vanished: list[Any] = []  # links that were left open
         self._in_framer = self._out_framer = Framer(_PACKET_BYTES_MAX, 5)
 
     async def _open(self, loop: Any, host: str, port: int) -> None:
@@ -103,8 +104,15 @@ class RecordedClient(MqttClient):
         if link is not None:
             link._owner = _Nobody()
             link.pause_reading()
+            self._vanished.append(link)
             self.how = "vanished"
             self.link_lost(None)
+
+    async def disconnect(self, reason_code: ReasonCode = ReasonCode.NORMAL_DISCONNECTION) -> None:
+        """And close what was left open: its session has moved since."""
+        await super().disconnect(reason_code)
+        while self._vanished:
+            self._vanished.pop().abort()
 
     def prefer(self, addresses: list[tuple[str, int]]) -> None:
         """Connect there from now on."""
