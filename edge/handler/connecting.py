@@ -12,7 +12,9 @@ from edge.access.authentication import AuthenticatorUnavailable
 from edge.access.principal import Credentials, Principal, principal_from_certificate
 from edge.handler.enhanced import step_authentication
 from edge.handler.opening import Opened, open_session
-from edge.wire import Connect, ReasonCode
+from edge.handler.targets import is_topic_name
+from edge.rules.delayed import DELAYED_PREFIX
+from edge.wire import Connect, ReasonCode, Will
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -110,14 +112,25 @@ def _authorised(services: EdgeServices, principal: Principal, connect: Connect) 
     access = services.access
     if access.bans.banned(principal, services.wall_ms() / 1000) is not None:
         return ReasonCode.BANNED, "this client is banned for a time"
-    if connect.will is not None and not access.authorizer.may_publish(principal, connect.will.topic_name):
-        services.event("denied", principal.client_id, action="will", topic_name=connect.will.topic_name)
-        return ReasonCode.NOT_AUTHORIZED, "the will's topic name may not be published to"
+    refusal = _will_refusal(services, principal, connect.will) if connect.will is not None else None
+    if refusal is not None:
+        return refusal
     owner = services.ownership.owner(principal.client_id)
     if owner is not None and owner.claim.principal != principal.name and (owner.claim.durable or not owner.is_released):
         return ReasonCode.NOT_AUTHORIZED, "this client id belongs to another user"
     access.flapping.connected(principal.client_id, services.loop.time())
     return None
+
+
+def _will_refusal(services: EdgeServices, principal: Principal, will: Will) -> tuple[ReasonCode, str] | None:
+    """`stored_will` resolves the same name, for its record."""
+    topic_name = services.rules.rewrites.topic_name(will.topic_name, principal)
+    if not is_topic_name(topic_name) or topic_name.startswith(DELAYED_PREFIX):
+        return ReasonCode.TOPIC_NAME_INVALID, "the will's topic name is none that a will may have here"
+    if services.access.authorizer.may_publish(principal, topic_name):
+        return None
+    services.event("denied", principal.client_id, action="will", topic_name=topic_name)
+    return ReasonCode.NOT_AUTHORIZED, "the will's topic name may not be published to"
 
 
 def count_failure(services: EdgeServices, client_id: str, peer: str, user: str) -> None:

@@ -21,12 +21,15 @@ from bridge.session_store import SessionLost, session_position
 from bridge.subscriptions import Subscription
 from bridge.wills import store_with_will
 from edge.access.principal import Principal
+from edge.handler import subscribing
 from edge.handler.durable import DurableSession
+from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.session.publish_headers import record_headers
 from edge.session.resuming import InFlight, Resuming
-from edge.wire import Publish, ReasonCode, Will
+from edge.wire import Publish, ReasonCode, Subscribe, Will
+from schemas.replay_filter import REPLAY_PREFIX
 from schemas.sessions import SessionProgress, StoredSession, StoredSubscription, StoredWill, deletion_records
-from schemas.topics import SHARE_PREFIX
+from schemas.topics import BESIDE_PREFIXES, SHARE_PREFIX
 
 if TYPE_CHECKING:
     from bridge.ownership import Claimed
@@ -50,7 +53,9 @@ class Opened:
     session_present: bool = False
     progress: SessionProgress = field(default_factory=SessionProgress)
     subscriptions: tuple[StoredSubscription, ...] = ()
-    ordinary: tuple[StoredSubscription, ...] = ()  # those that are not shared
+    ordinary: tuple[StoredSubscription, ...] = ()  # those that are neither shared nor replays
+    granted: frozenset[str] = frozenset()  # filters of those that the server has just given to the session
+    moment: CaughtUp = NOT_AVAILABLE  # from which on these get messages
     expiry_s: int = 0  # of the session as it was found, in case the client does not stay for CONNACK
 
     def resuming(self) -> Resuming | None:
@@ -129,12 +134,17 @@ async def _opened(
                 opened.progress = stored.progress
                 opened.expiry_s = stored.state.expiry_s
                 opened.subscriptions = _still_allowed(handler, stored)
-                opened.ordinary = tuple(each for each in opened.subscriptions if not _is_shared(each))
+                opened.ordinary = tuple(
+                    each for each in opened.subscriptions if not each.topic_filter.startswith(BESIDE_PREFIXES)
+                )
             else:
                 services.forget_shared(each.topic_filter for each in stored.state.subscriptions if _is_shared(each))
     durable.entries = {packet_id: entry for packet_id, entry in opened.progress.outgoing.items() if entry.qos == 2}
+    _grant(handler, opened)
     if not await _read_filters(handler, opened.ordinary):
         return _UNAVAILABLE
+    if opened.granted:
+        await _begin_granted(handler, opened)
     if not handler.is_open or not services.ownership.is_owner(durable.client_id, durable.epoch):
         close_filters(handler, opened.ordinary)
         return _SUPERSEDED
@@ -144,6 +154,28 @@ async def _opened(
         close_filters(handler, opened.ordinary)
         raise
     return opened
+
+
+def _grant(handler: EdgeProtocolHandler, opened: Opened) -> None:
+    """Auto-subscriptions that the session does not have yet: from here on they are its own."""
+    assert handler.principal is not None
+    held = {each.topic_filter for each in opened.subscriptions}
+    of_client = handler.services.rules.auto_subscriptions.of(handler.principal)
+    granted = tuple(each for each in of_client if each.topic_filter not in held)
+    opened.granted = frozenset(each.topic_filter for each in granted)
+    opened.subscriptions += granted
+    opened.ordinary += granted
+
+
+async def _begin_granted(handler: EdgeProtocolHandler, opened: Opened) -> None:
+    """Where they begin, for the session's record and for its retained messages."""
+    services = handler.services
+    if services.pacer is not None:
+        requests = tuple(subscribing.request_of(each) for each in opened.ordinary if each.topic_filter in opened.granted)
+        opened.moment = await services.pacer.caught_up(handler, Subscribe(0, requests))
+    for topic_filter in opened.granted:
+        for position, start in services.deliverer.start_positions(topic_filter).items():
+            opened.progress.positions.setdefault(position, start)
 
 
 async def _loaded(handler: EdgeProtocolHandler, durable: DurableSession) -> StoredSession | None:
@@ -190,9 +222,7 @@ async def _is_over(handler: EdgeProtocolHandler, stored: StoredSession, asked_ms
 
 
 def _still_allowed(handler: EdgeProtocolHandler, stored: StoredSession) -> tuple[StoredSubscription, ...]:
-    authorizer, principal = handler.services.access.authorizer, handler.principal
-    assert principal is not None
-    return tuple(each for each in stored.state.subscriptions if authorizer.may_subscribe(principal, each.topic_filter))
+    return tuple(each for each in stored.state.subscriptions if subscribing.may_keep(handler, each.topic_filter))
 
 
 def _is_shared(subscription: StoredSubscription) -> bool:
@@ -248,7 +278,8 @@ def stored_will(handler: EdgeProtocolHandler) -> StoredWill | None:
     if headers is None:
         return None
     delay_s = will.properties.will_delay_interval_s or 0
-    return StoredWill(will.topic_name, will.payload, will.qos, will.retain, delay_s, tuple(headers))
+    topic_name = headers[0][1].decode()  # as it was rewritten
+    return StoredWill(topic_name, will.payload, will.qos, will.retain, delay_s, tuple(headers))
 
 
 def will_headers(handler: EdgeProtocolHandler, will: Will) -> list[tuple[str, bytes]] | None:
@@ -265,10 +296,13 @@ def will_headers(handler: EdgeProtocolHandler, will: Will) -> list[tuple[str, by
 def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     """Subscriptions, CONNACK, and the way to what was missed, in one step: no record comes in between."""
     services, engine = handler.services, handler.engine
-    resuming = opened.resuming()
+    resuming = opened.resuming() or (Resuming.of({}, ()) if opened.granted else None)
     needs = resuming.needs() if resuming is not None else {}
     needed: set[Position] = set()
     for each in opened.ordinary:
+        if each.topic_filter in opened.granted:
+            subscribing.put(handler, subscribing.request_of(each), None, opened.moment)
+            continue
         partitions = services.deliverer.partitions_of(each.topic_filter)
         needed |= partitions
         services.table.add(_subscription(handler, each, {position: needs.get(position, 0) for position in partitions}))
@@ -285,9 +319,14 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     for position in {entry.position for entry in resuming.left() if not entry.is_beside} - needed | beside:
         handler.caught_up(position)  # unsubscribed since, or shared
     services.catch_up.wake(handler)
+    if handler.retaining is not None:
+        handler.retaining.open()
     shared = tuple(each for each in opened.subscriptions if _is_shared(each))
     if shared:
         handler.share_again(shared)
+    replays = tuple(each for each in opened.subscriptions if each.topic_filter.startswith(REPLAY_PREFIX))
+    if replays:
+        handler.replay_again(replays, opened.progress.replays)
 
 
 async def resend_by_position(handler: EdgeProtocolHandler, position: Position) -> None:

@@ -395,9 +395,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self.engine.incoming.forget_targets()
         if self.principal is None or self.durable is None:
             return
-        authorizer = self.services.access.authorizer
         for topic_filter in subscribing.filters_of(self):
-            if not authorizer.may_subscribe(self.principal, topic_filter):
+            if not subscribing.may_keep(self, topic_filter):
                 subscribing.remove_subscription(self, topic_filter)
 
     def flush(self) -> None:

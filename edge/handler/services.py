@@ -24,6 +24,7 @@ from edge.access.authentication import Authenticator
 from edge.access.bans import BanList
 from edge.access.enhanced import EnhancedAuthenticator
 from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
+from edge.rules.rules import Rules
 from edge.session.connect import Capabilities
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class EdgeServices:
     server_reference: Callable[[], str | None] = lambda: None  # the other edges, for clients that have to go
     is_draining: bool = False
     counters: Counters = field(default_factory=Counters)
+    rules: Rules = field(default_factory=Rules)
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
     retained: RetainedMessages | None = None

@@ -11,6 +11,7 @@ from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.handler.sharing import SharedMember
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
+from schemas.sessions import StoredSubscription
 from schemas.topics import SHARE_PREFIX, check_topic_filter
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ POSITIONS_TIMEOUT_S = 10.0  # Kafka has not told the end offsets by then: the cl
 async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
     """Grant or refuse each filter, in order [MQTT5-3.9.3-1] [MQTT311-3.9.3-1]; done when the positions are known.
 
+    `Rules.rewrite_subscribe` comes before all: from there on the packet has the filters that count.
+
     0. `Publisher.hold`: what clients of this edge publish from here on will be behind the ends that are asked for
     1. `RetainedPacer.caught_up`: what was acknowledged until now is known, retained and where the partitions end
     2. `_refusal`: the filter's form, the client's right to every name it can match, the number of subscriptions
@@ -29,6 +32,8 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
     4. `RetainedPacer.begin`: the subscription is due what is retained; it flows after SUBACK
     5. `Deliverer.add_filter`: the node's position on the filter's partitions becomes known
     """
+    assert handler.principal is not None
+    handler.services.rules.rewrite_subscribe(handler.principal, packet)
     release = handler.services.publisher.hold(_partitions(handler, packet))
     try:
         return await _opened(handler, packet)
@@ -84,6 +89,8 @@ async def _opened(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[Reas
 
 def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tuple[ReasonCode, ...]:
     """Delete by literal comparison [MQTT5-3.10.4-1] [MQTT311-3.10.4-1]; the last one gives the partitions back."""
+    assert handler.principal is not None
+    handler.services.rules.rewrite_unsubscribe(handler.principal, packet)
     codes = tuple(
         ReasonCode.SUCCESS if remove_subscription(handler, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED
         for topic_filter in packet.topic_filters
@@ -108,6 +115,22 @@ def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool
     if handler.behind is not None:
         handler.services.catch_up.filters_removed(handler)
     return True
+
+
+def request_of(stored: StoredSubscription) -> SubscriptionRequest:
+    """The SUBSCRIBE that would make this subscription."""
+    return SubscriptionRequest(
+        stored.topic_filter, stored.qos, stored.no_local, stored.retain_as_published, stored.retain_handling
+    )
+
+
+def may_keep(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
+    """Whether the client may have the subscription, by its rights or because the server has given it."""
+    principal, services = handler.principal, handler.services
+    assert principal is not None
+    if services.access.authorizer.may_subscribe(principal, topic_filter):
+        return True
+    return services.rules.auto_subscriptions.grants(principal, topic_filter)
 
 
 def remove_all(handler: EdgeProtocolHandler) -> None:
@@ -143,6 +166,21 @@ def _add(
     fresh: list[str],
     moment: CaughtUp,
 ) -> asyncio.Future[None] | None:
+    """Put it into force, and have the node read what it can match."""
+    topic_filter = request.topic_filter
+    if put(handler, request, identifier, moment):  # the flow goes on [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
+        return None
+    fresh.append(topic_filter)
+    waiter = handler.services.deliverer.add_filter(topic_filter)
+    if waiter is not None and handler.retaining is not None:
+        waiter.add_done_callback(lambda _: _live_from_here(handler, topic_filter))
+    return waiter
+
+
+def put(
+    handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, moment: CaughtUp
+) -> bool:
+    """The subscription matches from here on, and is due what is retained; whether it replaces one."""
     services = handler.services
     topic_filter = request.topic_filter
     held = services.table.subscription(topic_filter, handler)
@@ -162,13 +200,7 @@ def _add(
     services.table.add(subscription)
     if services.pacer is not None:
         services.pacer.begin(handler, request, subscription, changes, starts, replaces=replaces)
-    if replaces:  # the flow of publications is not interrupted [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
-        return None
-    fresh.append(topic_filter)
-    waiter = services.deliverer.add_filter(topic_filter)
-    if waiter is not None and handler.retaining is not None:
-        waiter.add_done_callback(lambda _: _live_from_here(handler, topic_filter))
-    return waiter
+    return replaces
 
 
 def _live_from_here(handler: EdgeProtocolHandler, topic_filter: str) -> None:

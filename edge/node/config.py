@@ -13,6 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from edge.access.limits import Limits, development_limits, load_limits
+from edge.rules.auto_subscriptions import load_auto_subscriptions
+from edge.rules.rewrite import load_rewrites
+from edge.rules.rules import Rules
 from schemas.errors import ConfigurationError
 from schemas.routes import DEFAULT_ROUTES, Route, load_routes
 
@@ -191,6 +194,8 @@ class EdgeConfig(_Table):
     acl: tuple[dict[str, Any], ...] = ()
     limits: dict[str, Any] = Field(default_factory=dict)
     routes: tuple[dict[str, Any], ...] = ()
+    rewrite: tuple[dict[str, Any], ...] = ()
+    auto_subscriptions: tuple[dict[str, Any], ...] = ()
     reuse_port: bool = False
     drain_clients_per_s: float = Field(default=100.0, gt=0)
     advertised_mqtt: str | None = None
@@ -229,6 +234,10 @@ class EdgeConfig(_Table):
         """The routes of the file, or the default ones."""
         return load_routes(list(self.routes)) if self.routes else DEFAULT_ROUTES
 
+    def effective_rules(self) -> Rules:
+        """Rewrites, auto-subscriptions and the like; raises ConfigurationError."""
+        return Rules(load_rewrites(self.rewrite), load_auto_subscriptions(self.auto_subscriptions))
+
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> EdgeConfig:
     """Read one edge's TOML file; raises ConfigurationError with file, key and remedy."""
@@ -247,6 +256,7 @@ def make_config(table: Mapping[str, Any], source: str) -> EdgeConfig:
         config = EdgeConfig.model_validate(table)
         config.effective_limits()
         config.effective_routes()
+        config.effective_rules()
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(str(part) for part in fault['loc']) or 'edge'}: {fault['msg'].removeprefix('Value error, ')}"

@@ -299,6 +299,7 @@ class EdgeNode:
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
             ready=self.is_ready,
             server_reference=self._server_reference,
+            rules=config.effective_rules(),
         )
 
     def _build_ways_out(
