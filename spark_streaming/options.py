@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import ConfigurationError
+from schemas.errors import ConfigurationError, TopicError
 from schemas.routes import DEFAULT_ROUTES, Route, load_routes
+from schemas.topics import check_topic_filter
 from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.sources.kafka import KafkaSettings
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 REALTIME_MIN_S = 5.0  # Spark refuses shorter real-time batches
 _TRIGGER_HELP = "write realtime:5m, micro:5s or available-now"
+_INTERVALS = {"realtime": "5m", "micro": "5s"}  # of a kind alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,9 @@ def parse_trigger(text: str) -> Trigger:
     kind, _, interval = text.partition(":")
     if kind == "available-now" and not interval:
         return Trigger(kind, None)
-    if kind not in ("realtime", "micro") or not interval:
+    if kind not in _INTERVALS or text.endswith(":"):
         raise ConfigurationError(f"--trigger: {text!r} is none; {_TRIGGER_HELP}")
-    duration = parse_duration(interval, "--trigger")
+    duration = parse_duration(interval or _INTERVALS[kind], "--trigger")
     if kind == "realtime" and duration.seconds < REALTIME_MIN_S:
         raise ConfigurationError(
             f"--trigger: a real-time batch lasts at least {REALTIME_MIN_S:.0f} s; write realtime:5s or more"
@@ -211,6 +213,55 @@ def read_properties(path: Path | None) -> dict[str, str]:
             raise ConfigurationError(f"--kafka-properties: line {number} of {path} is no name=value")
         found[name.strip()] = value.strip()
     return found
+
+
+def parse_device_levels(text: str | None) -> tuple[int, int | None] | None:
+    """`2-3`, `2-` or `3`: the levels of a Topic Name that name the device. Raises ConfigurationError."""
+    if text is None:
+        return None
+    first, dash, last = text.partition("-")
+    levels = (first, last) if dash and last else (first,)
+    if not all(level.isdecimal() and 1 <= int(level) <= 32 for level in levels) or (last and int(last) < int(first)):
+        raise ConfigurationError(f"--device-levels: {text!r} is none; write for example 2-3, 2- or 3")
+    return int(first), (int(last) if last else None if dash else int(first))
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say how records become readings."""
+    parser.add_argument(
+        "--topic-filter",
+        action="append",
+        default=[],
+        metavar="FILTER",
+        help="only messages whose Topic Name matches; may be repeated",
+    )
+    parser.add_argument(
+        "--device-levels",
+        metavar="FIRST-[LAST]",
+        help="levels of the Topic Name that name the device, counted from 1 (default: as the route says)",
+    )
+    parser.add_argument(
+        "--event-time",
+        choices=("payload", "ingest"),
+        default="payload",
+        help="ingest: the time fields of payloads are not looked at",
+    )
+    parser.add_argument(
+        "--ahead-max",
+        default="10s",
+        metavar="DURATION",
+        help="how far event time may be ahead of ingest time (default 10s)",
+    )
+
+
+def topic_filters(found: argparse.Namespace) -> tuple[str, ...]:
+    """`--topic-filter`, checked. Raises ConfigurationError."""
+    for topic_filter in found.topic_filter:
+        try:
+            check_topic_filter(topic_filter)
+        except TopicError as error:
+            raise ConfigurationError(f"--topic-filter: {error}") from None
+    return tuple(found.topic_filter)
 
 
 def _read(path: Path, option: str) -> str:

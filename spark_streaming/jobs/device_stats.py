@@ -14,12 +14,20 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from schemas.errors import ConfigurationError, TopicError
+from schemas.errors import ConfigurationError
 from schemas.routes import ANALYTICS, DEAD_LETTER
-from schemas.topics import check_topic_filter
 from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.job import Job, run_job
-from spark_streaming.options import CommonOptions, Trigger, common_options, job_parser, parse_arguments
+from spark_streaming.options import (
+    CommonOptions,
+    Trigger,
+    add_reading_arguments,
+    common_options,
+    job_parser,
+    parse_arguments,
+    parse_device_levels,
+    topic_filters,
+)
 from spark_streaming.runner import PRIMARY_QUERY, default_data_folder, run_main
 from spark_streaming.sinks.kafka import kafka_writer
 from spark_streaming.sources.kafka import input_kafka_topics, message_records
@@ -55,30 +63,7 @@ def argument_parser() -> argparse.ArgumentParser:
         default="early",
         help="each update of a window, or each window once when it is over (not in real-time mode)",
     )
-    parser.add_argument(
-        "--topic-filter",
-        action="append",
-        default=[],
-        metavar="FILTER",
-        help="only messages whose Topic Name matches; may be repeated",
-    )
-    parser.add_argument(
-        "--device-levels",
-        metavar="FIRST-[LAST]",
-        help="levels of the Topic Name that name the device, counted from 1 (default: as the route says)",
-    )
-    parser.add_argument(
-        "--event-time",
-        choices=("payload", "ingest"),
-        default="payload",
-        help="ingest: the time fields of payloads are not looked at",
-    )
-    parser.add_argument(
-        "--ahead-max",
-        default="10s",
-        metavar="DURATION",
-        help="how far event time may be ahead of ingest time (default 10s)",
-    )
+    add_reading_arguments(parser)
     parser.add_argument(
         "--ahead",
         choices=("clamp", "quarantine"),
@@ -104,15 +89,10 @@ def read_options(arguments: Sequence[str]) -> Options:
         raise ConfigurationError(
             "--emit final: real-time mode writes every update; add --trigger micro:5s, or leave it out"
         )
-    for topic_filter in found.topic_filter:
-        try:
-            check_topic_filter(topic_filter)
-        except TopicError as error:
-            raise ConfigurationError(f"--topic-filter: {error}") from None
     rules = ReadingRules(
         routes=common.routes,
-        topic_filters=tuple(found.topic_filter),
-        device_levels=_device_levels(found.device_levels),
+        topic_filters=topic_filters(found),
+        device_levels=parse_device_levels(found.device_levels),
         use_ingest_time=found.event_time == "ingest",
         ahead_max=parse_duration(found.ahead_max, "--ahead-max", positive=False),
         behind_max=parse_duration(found.behind_max, "--behind-max") if found.behind_max else None,
@@ -179,16 +159,6 @@ def main(arguments: Sequence[str]) -> int:
         writers=lambda session, starting_offsets: writers(session, options, starting_offsets),
     )
     return run_job(job)
-
-
-def _device_levels(text: str | None) -> tuple[int, int | None] | None:
-    if text is None:
-        return None
-    first, dash, last = text.partition("-")
-    levels = (first, last) if dash and last else (first,)
-    if not all(level.isdecimal() and 1 <= int(level) <= 32 for level in levels) or (last and int(last) < int(first)):
-        raise ConfigurationError(f"--device-levels: {text!r} is none; write for example 2-3, 2- or 3")
-    return int(first), (int(last) if last else None if dash else int(first))
 
 
 if __name__ == "__main__":

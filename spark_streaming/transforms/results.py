@@ -35,7 +35,7 @@ def stats_records(stats: DataFrame, window: Duration, *, final: bool) -> DataFra
     return stats.select(
         fn.col("device").cast("binary").alias("key"),
         fn.to_json(body).cast("binary").alias("value"),
-        fn.array(_header(HEADER_TOPIC, topic_name), _header(HEADER_CONTENT_TYPE, fn.lit("application/json"))).alias(
+        fn.array(header(HEADER_TOPIC, topic_name), header(HEADER_CONTENT_TYPE, fn.lit("application/json"))).alias(
             "headers"
         ),
         fn.lit(ANALYTICS).alias("topic"),
@@ -45,7 +45,7 @@ def stats_records(stats: DataFrame, window: Duration, *, final: bool) -> DataFra
 def dead_letters(faulty: DataFrame) -> DataFrame:
     """Each unreadable record as it came, with the reason and its place in Kafka as two more headers."""
     source = fn.concat_ws("/", "topic", "partition", "offset")
-    more = fn.array(_header(HEADER_DEAD_LETTER_REASON, fn.col("reason")), _header(HEADER_DEAD_LETTER_SOURCE, source))
+    more = fn.array(header(HEADER_DEAD_LETTER_REASON, fn.col("reason")), header(HEADER_DEAD_LETTER_SOURCE, source))
     headers = fn.concat(fn.coalesce(fn.col("headers"), fn.array().cast(_HEADERS_TYPE)), more)
     return faulty.select("key", "value", headers.alias("headers"), fn.lit(DEAD_LETTER).alias("topic"))
 
@@ -55,5 +55,6 @@ def _identity(window: Duration) -> Column:
     return fn.substring(fn.sha2(parts, 256), 1, 32)
 
 
-def _header(name: str, value: Column) -> Column:
+def header(name: str, value: Column) -> Column:
+    """One header of a record to be written."""
     return fn.struct(fn.lit(name).alias("key"), value.cast("binary").alias("value"))
