@@ -111,18 +111,32 @@ class OutgoingEntry:
         return self.topic_name is None and not self.shared
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayPlace:
+    """Where a replay subscription is in one partition: ``next_offset`` was never sent; ``due`` was, below it, and is
+    not acknowledged."""
+
+    next_offset: int
+    due: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class SessionProgress:
     """``positions``: (kafka topic, partition) -> first offset that was not sent yet; in flight by packet id.
 
     ``unsettled``: packet ids from the client whose commit was under way when this was written. Nobody knew whether it
-    would happen; what the journal in front of this record says of them still holds.
+    would happen; what the journal in front of this record says of them still holds. ``unsettled_outgoing``: likewise
+    those under which a shared subscription's message was being handed over to this session.
+
+    ``replays``: where the replay subscriptions are, by filter.
     """
 
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     outgoing: dict[int, OutgoingEntry] = field(default_factory=dict)
     incoming: set[int] = field(default_factory=set)
     unsettled: set[int] = field(default_factory=set)
+    unsettled_outgoing: set[int] = field(default_factory=set)
+    replays: dict[str, dict[tuple[str, int], ReplayPlace]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -198,6 +212,13 @@ def progress_record(client_id: str, epoch: int, progress: SessionProgress) -> Se
     }
     if progress.unsettled:
         values["unsettled"] = sorted(progress.unsettled)
+    if progress.unsettled_outgoing:
+        values["unsettled_outgoing"] = sorted(progress.unsettled_outgoing)
+    if progress.replays:
+        values["replays"] = {
+            replay_filter: [(*position, place.next_offset, *place.due) for position, place in places.items()]
+            for replay_filter, places in progress.replays.items()
+        }
     return session_key(client_id, epoch, KIND_PROGRESS), orjson.dumps(values), ()
 
 
@@ -295,9 +316,17 @@ def decode_progress(data: bytes) -> SessionProgress:
         outgoing = {_checked_packet_id(packet_id): _entry(entry) for packet_id, *entry in values.get("outgoing", ())}
         incoming = {_checked_packet_id(packet_id) for packet_id in values.get("incoming", ())}
         unsettled = {_checked_packet_id(packet_id) for packet_id in values.get("unsettled", ())}
+        unsettled_outgoing = {_checked_packet_id(packet_id) for packet_id in values.get("unsettled_outgoing", ())}
+        replays = {
+            _text(replay_filter): {
+                (_text(kafka_topic), _number(partition)): ReplayPlace(_number(offset), tuple(map(_number, due)))
+                for kafka_topic, partition, offset, *due in places
+            }
+            for replay_filter, places in values.get("replays", {}).items()
+        }
     except (AttributeError, TypeError, ValueError) as error:
         raise RecordError(f"session progress: {error!r}") from None
-    return SessionProgress(positions, outgoing, incoming, unsettled)
+    return SessionProgress(positions, outgoing, incoming, unsettled, unsettled_outgoing, replays)
 
 
 def amend(progress: SessionProgress, kind: bytes, data: bytes) -> None:

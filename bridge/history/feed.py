@@ -20,6 +20,7 @@ from bridge.delivery import Delivery
 from bridge.log import Position
 from schemas.message import Message
 from schemas.replay_range import position_token
+from schemas.sessions import ReplayPlace
 
 BUFFERED_LOW = 256  # a partition with less than this in its buffer is read on: a fetch brings up to 1 MiB of it
 BURST_S = 0.1  # of the rate: what may go at once after a pause
@@ -27,14 +28,6 @@ BURST_S = 0.1  # of the rate: what may go at once after a pause
 TIMESTAMP = "headwater.timestamp_ms"
 POSITION = "headwater.position"
 GAP = "headwater.gap"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a replay is in one partition: ``next_offset`` was never handed out; ``due`` was, and is open."""
-
-    next_offset: int
-    due: tuple[int, ...] = ()
 
 
 class ReplayMember(Protocol):
@@ -91,7 +84,7 @@ class ReplayFeed:
         self,
         replay_filter: str,
         member: ReplayMember,
-        places: Mapping[Position, Place],
+        places: Mapping[Position, ReplayPlace],
         ends: Mapping[Position, int],
         *,
         is_bounded: bool,
@@ -190,10 +183,10 @@ class ReplayFeed:
         if partition is not None:
             partition.open.pop(offset, None)
 
-    def places(self, kept: Collection[tuple[Position, int]] = ()) -> dict[Position, Place]:
+    def places(self, kept: Collection[tuple[Position, int]] = ()) -> dict[Position, ReplayPlace]:
         """Where to go on; what is in ``kept`` (partition, offset) the session has in its own records."""
         return {
-            position: Place(
+            position: ReplayPlace(
                 partition.at,
                 tuple(
                     sorted(offset for offset in partition.due | partition.open.keys() if (position, offset) not in kept)

@@ -56,6 +56,10 @@ class Limits:
     unauthenticated_per_address_per_s: float = 20.0  # new ones; one that authenticates is given back
     unauthenticated_max: int = 1_000  # in all: descriptors and 64 KiB buffers of strangers stay under 64 MiB
 
+    # Replay
+    replays_per_client_max: int = 4  # each reads the log beside the live flow
+    replay_messages_per_s: float = 10_000.0  # of history, to one replay: a client that reads fast leaves room for others
+
     # Rates
     messages_per_s: float = 1_000.0  # per client; reading pauses, nothing is dropped
     bytes_per_s: float = 1024.0 * 1024  # per client; reading pauses, nothing is dropped
@@ -72,7 +76,7 @@ class Limits:
             _check_number(item.name, getattr(self, item.name), int if item.type == "int" else float)
 
 
-_RATES = frozenset({"messages_per_s", "bytes_per_s", "connects_per_s", "unauthenticated_per_address_per_s"})
+_RATES = frozenset({"messages_per_s", "replay_messages_per_s", "bytes_per_s", "connects_per_s", "unauthenticated_per_address_per_s"})
 
 
 def _check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.delivery import Delivery, SharedDelivery
+from bridge.history.feed import ReplayFeed
 from bridge.log import PendingRecord, Position, RecordRefused
 from bridge.retained_view import RetainedDelivery
 from bridge.session_journal import OutgoingJournal
@@ -94,13 +95,16 @@ class DurableSession:
 
     def _begin(self, effect: StoreOutgoing) -> None:
         """The record moves the session's position past the message. If something of the partition was sent with QoS 1
-        (the subscription's) and is not acknowledged, the whole progress is written instead: it knows of both."""
+        (the subscription's) and is not acknowledged, the whole progress is written instead: it knows of both, and
+        of the places of replays."""
         delivery, outgoing = effect.delivery, self._handler.engine.outgoing
         assert outgoing is not None
         entry = self.entries[effect.packet_id] = outgoing_entry(delivery, 2)
         place = (delivery.kafka_topic, delivery.partition)
         beside = isinstance(delivery, SharedDelivery | RetainedDelivery)
-        if not beside and any((each.kafka_topic, each.partition) == place for each in outgoing.inflight.values()):
+        replayed = isinstance(delivery, SharedDelivery) and isinstance(delivery.group, ReplayFeed)
+        unsure = not beside and any((each.kafka_topic, each.partition) == place for each in outgoing.inflight.values())
+        if replayed or unsure:
             self._write(self._progress_record(self.progress()), effect)
         else:
             self._write(self._journal.record(effect.packet_id, entry), effect)
@@ -221,6 +225,8 @@ class DurableSession:
         )
         if self._handler.sharing is not None:
             subscriptions += tuple(self._handler.sharing.filters.values())
+        if self._handler.replaying is not None:
+            subscriptions += tuple(self._handler.replaying.filters.values())
         expiry_s = self._handler.engine.session_expiry_s
         state = self._state(subscriptions, expiry_s, connected=connected, will_due_ms=will_due_ms)
         return self._records(state, progress)
@@ -277,6 +283,9 @@ class DurableSession:
         if engine.flows is not None:
             progress.incoming.update(engine.flows.received())
             progress.unsettled.update(engine.flows.unsettled())
+        if self._handler.replaying is not None:
+            kept = {((each.kafka_topic, each.partition), each.offset) for each in self.entries.values() if each.shared}
+            progress.replays = self._handler.replaying.places(kept)
         return progress
 
     def _positions(self) -> dict[Position, int]:

@@ -44,6 +44,9 @@ def end_session(handler: EdgeProtocolHandler) -> None:
     if handler.sharing is not None:
         handler.sharing.gone(for_ever=not handler.engine.session_expiry_s)
         handler.sharing = None
+    if handler.replaying is not None:
+        handler.replaying.gone()
+        handler.replaying = None
     services.catch_up.forget(handler)
     handler.behind = None
     subscribing.remove_all(handler)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from amqtt.mqtt.packet import MQTTPacket
@@ -34,6 +34,7 @@ from edge.handler.ending import abandon_session, end_session
 from edge.handler.enhanced import step_authentication
 from edge.handler.opening import Opened, resend_by_position, resend_retained, resume_session
 from edge.handler.proxy_protocol import peer_of
+from edge.handler.replaying import Places, Replays
 from edge.handler.retaining import Retaining, append_retained
 from edge.handler.services import EdgeServices
 from edge.handler.sharing import SharedMember
@@ -104,6 +105,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.behind: set[Position] | None = None  # partitions that are read again for this client
         self.durable: DurableSession | None = None  # from CONNACK to the end of the connection
         self.sharing: SharedMember | None = None  # the client's part in shared subscriptions
+        self.replaying: Replays | None = None  # its replay subscriptions
         self.will_is_due = False
         self.resends_retained = False  # retained messages of an earlier connection wait for the window
         self.engine = SessionEngine(
@@ -144,6 +146,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._room.set()
         if self.sharing is not None:
             self.sharing.wake()
+        if self.replaying is not None:
+            self.replaying.wake()
         if engine.effects:
             self._perform()
         if engine.out:
@@ -181,6 +185,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self.retaining.wake()
         if self.sharing is not None:
             self.sharing.wake()
+        if self.replaying is not None:
+            self.replaying.wake()
 
     # LateSubscriber (bridge.deliverer, bridge.catch_up) and AppendSink (bridge.publisher) ----------------------------
 
@@ -240,6 +246,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._perform()
         if self.sharing is not None:
             self.sharing.settle()
+        if self.replaying is not None:
+            self.replaying.settle()
         if not self._is_dirty and self.engine.out:
             self._is_dirty = True
             self.services.dirty.append(self)
@@ -445,6 +453,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._pump()
         if self.retaining is not None:
             self.retaining.open()
+        if self.replaying is not None:
+            self.replaying.start()
 
     async def handle_unsubscribe(self, unsubscribe: Any) -> None:
         """Extension point: UNSUBSCRIBE; answers UNSUBACK."""
@@ -473,6 +483,12 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         """A resumed session takes part in its shared subscriptions again."""
         self.sharing = SharedMember(self)
         self._spawn(self.sharing.resume, subscriptions)
+
+    def replay_again(self, subscriptions: tuple[StoredSubscription, ...], places: Mapping[str, Places]) -> None:
+        """A resumed session goes on with its replays."""
+        self.replaying = Replays(self, places)
+        self.replaying.filters |= {each.topic_filter: each for each in subscriptions}
+        self._spawn(self.replaying.resume, subscriptions)
 
     async def _stored(self) -> bool:
         """A stored session's subscriptions are committed; False: they are not, and the connection has ended."""

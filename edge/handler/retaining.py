@@ -33,7 +33,7 @@ from edge.session.effects import AppendRetained
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest
 from schemas.errors import TopicError
 from schemas.retained import RetainedMessage
-from schemas.topics import check_topic_filter
+from schemas.topics import BESIDE_PREFIXES, check_topic_filter
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -397,12 +397,13 @@ class RetainedPacer:
 
 
 def _is_ordinary(topic_filter: str) -> bool:
-    """Not shared (such a subscription is sent no retained messages, MQTT 5.0 section 4.8.2), and well-formed."""
+    """Neither shared (such a subscription is sent no retained messages, MQTT 5.0 section 4.8.2) nor a replay, and
+    well-formed."""
     try:
         check_topic_filter(topic_filter)
     except TopicError:
         return False
-    return not topic_filter.startswith("$share/")
+    return not topic_filter.startswith(BESIDE_PREFIXES)
 
 
 def _is_at_or_after(message: RetainedMessage, delivery: Delivery) -> bool:

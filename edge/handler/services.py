@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqtt.plugins.manager import PluginManager
 
+from bridge.history.feeds import ReplayFeeds
 from bridge.log import Position
 from bridge.ownership import Ownership
 from bridge.partitioning import RouteTable
@@ -79,6 +80,7 @@ class EdgeServices:
     sessions: SessionStore
     point_reader: PointReader
     shared: SharedSubscriptions
+    history: ReplayFeeds
     start_offsets: Callable[[Set[Position]], Awaitable[dict[Position, int]]]
     plugins: PluginManager[Any] | None
     event: Callable[..., None]

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from bridge.log import Position
 from bridge.subscriptions import Subscription
+from edge.handler.replaying import Replays
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.handler.sharing import SharedMember
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
+from schemas.replay_filter import REPLAY_PREFIX
 from schemas.sessions import StoredSubscription
-from schemas.topics import SHARE_PREFIX, check_topic_filter
+from schemas.topics import BESIDE_PREFIXES, SHARE_PREFIX, check_topic_filter
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -45,7 +47,7 @@ def _partitions(handler: EdgeProtocolHandler, packet: Subscribe) -> set[Position
     """Where the messages lie that the SUBSCRIBE is about."""
     routes, found = handler.services.routes, set[Position]()
     for request in packet.subscriptions[: handler.services.limits.filters_per_subscribe_max]:
-        if not request.topic_filter.startswith(SHARE_PREFIX) and _is_filter(handler, request.topic_filter):
+        if not request.topic_filter.startswith(BESIDE_PREFIXES) and _is_filter(handler, request.topic_filter):
             found |= routes.partitions(request.topic_filter)
     return found
 
@@ -77,6 +79,9 @@ async def _opened(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[Reas
                 handler.sharing = SharedMember(handler)
             codes.append(await handler.sharing.subscribe(request, identifiers[0] if identifiers else None))
             continue
+        if request.topic_filter.startswith(REPLAY_PREFIX):
+            codes.append(await _replay(handler, request, identifiers[0] if identifiers else None))
+            continue
         waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, moment)
         if waiter is not None:
             waiters.append(waiter)
@@ -102,13 +107,16 @@ def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tu
 def filters_of(handler: EdgeProtocolHandler) -> tuple[str, ...]:
     """What the client is subscribed to, shared subscriptions included."""
     shared = handler.sharing.filters if handler.sharing is not None else ()
-    return (*handler.services.table.filters_of(handler), *shared)
+    replays = handler.replaying.filters if handler.replaying is not None else ()
+    return (*handler.services.table.filters_of(handler), *shared, *replays)
 
 
 def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     """Remove one subscription of this client; False if there was none."""
     if topic_filter.startswith(SHARE_PREFIX):
         return handler.sharing is not None and handler.sharing.unsubscribe(topic_filter)
+    if topic_filter.startswith(REPLAY_PREFIX):
+        return handler.replaying is not None and handler.replaying.unsubscribe(topic_filter)
     if handler.services.table.remove(topic_filter, handler) is None:
         return False
     handler.services.deliverer.remove_filter(topic_filter)
@@ -157,6 +165,20 @@ def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> Reas
         services.event("denied", handler.client_id, action="subscribe", topic_filter=topic_filter)
         return ReasonCode.NOT_AUTHORIZED
     return None
+
+
+async def _replay(handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None) -> ReasonCode:
+    if handler.replaying is None:
+        handler.replaying = Replays(handler)
+    return await handler.replaying.subscribe(
+        StoredSubscription(
+            request.topic_filter,
+            min(request.qos, handler.services.capabilities.qos_max),
+            request.no_local,
+            request.retain_as_published,
+            subscription_id=identifier,
+        )
+    )
 
 
 def _add(

@@ -16,6 +16,7 @@ from bridge.catch_up import CatchUp
 from bridge.control import Control
 from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
+from bridge.history.feeds import ReplayFeeds
 from bridge.log import Log
 from bridge.membership import Membership
 from bridge.ownership import Ownership
@@ -132,6 +133,7 @@ class EdgeNode:
             await self._end_sessions()
             self._take_command_back()
             await self.services.shared.stop()
+            await self.services.history.stop()
             await self.services.sessions.stop(self._left_s())
             await self.services.publisher.stop(self._left_s())
             await self.services.ownership.stop()
@@ -292,6 +294,14 @@ class EdgeNode:
                 after_batch=lambda: self.services.flush(),
                 is_held=lambda share_filter: self.services.sessions.view.holds_filter(share_filter),
                 dead_letter=deliverer.plain.dead_letter,
+            ),
+            history=ReplayFeeds(
+                self._log,
+                routes,
+                per_s=limits.replay_messages_per_s,
+                after_batch=lambda: self.services.flush(),
+                dead_letter=deliverer.plain.dead_letter,
+                clock_ms=lambda: self.services.wall_ms(),
             ),
             start_offsets=self._log.start_offsets,
             plugins=None,

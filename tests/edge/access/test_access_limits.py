@@ -51,6 +51,8 @@ PROMISED = {
     "buffer_bytes_max": 1_048_576,
     "keep_alive_factor": 1.5,
     "server_keep_alive_s": 600,
+    "replays_per_client_max": 4,
+    "replay_messages_per_s": 10_000,
     "connect_packet_bytes_max": 65_536,
     "connect_timeout_s": 10,
     "tls_handshake_timeout_s": 10,

@@ -250,6 +250,9 @@ RULES = [
         ("+/b", False),
         ("$SYS/#", False),
         ("own/c/ann", False),
+        ("$replay/-1h/a/b", True),
+        ("$replay/-1h/now/a/b/#", True),
+        ("$replay/-1h/a/#", False),
     ],
 )
 async def test_acl_of_subscriptions(password_file: Path, topic_filter: str, is_allowed: bool) -> None:

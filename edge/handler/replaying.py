@@ -1,0 +1,169 @@
+"""One client's replay subscriptions: `$replay/<from>[/<to>]/<topic filter>`; the feeds are `bridge.history`'s.
+
+A message of history comes under its own Topic Name, in 5.0 with the time of its append and a position token as user
+properties. A session that is stored goes on where it was; a client without one subscribes again with the token of the
+last message that it has as ``<from>``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import orjson
+
+from bridge.delivery import Delivery, SharedDelivery
+from bridge.history.feed import POSITION, ReplayFeed
+from bridge.log import LogError, Position
+from bridge.subscriptions import Grant, Subscription
+from edge.wire import ReasonCode
+from schemas.message import Message
+from schemas.replay_filter import parse_replay
+from schemas.replay_range import ReplayRangeError
+from schemas.sessions import ReplayPlace, StoredSubscription
+
+if TYPE_CHECKING:
+    from edge.handler.protocol import EdgeProtocolHandler
+
+log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S = 10.0  # Kafka has not told the offsets by then: the client hears of it and may try again
+END_TOPIC_NAME = "$replay/end"
+MQTT_5 = 5
+
+Places = Mapping[Position, ReplayPlace]
+
+
+class Replays:
+    """`EdgeProtocolHandler.replaying` from the client's first replay on; the `ReplayMember` of its feeds."""
+
+    def __init__(self, handler: EdgeProtocolHandler, places: Mapping[str, Places] | None = None) -> None:
+        self._handler = handler
+        self.filters: dict[str, StoredSubscription] = {}
+        self._places: dict[str, Places] = dict(places or {})  # of those that are not open again yet
+        self._feeds: dict[str, ReplayFeed] = {}
+        self._grants: dict[str, Grant] = {}
+        self._opened: list[ReplayFeed] = []  # their SUBACK has not been sent
+
+    # ReplayMember ----------------------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether one more message would be sent at once: a replay goes at the pace of the client's window."""
+        outgoing = self._handler.engine.outgoing
+        return outgoing is not None and outgoing.has_room and self._handler.is_open
+
+    def deliver_replayed(self, delivery: Delivery, feed: ReplayFeed) -> bool:
+        """Send one message; whether an acknowledgement follows."""
+        handler, grant = self._handler, self._grants[feed.replay_filter]
+        if grant.no_local and delivery.client_id == handler.client_id:  # [MQTT5-3.8.3-3]
+            return False
+        handler.engine.deliver(SharedDelivery.of(delivery, feed), grant, handler.services.loop.time())
+        handler.settle()
+        return bool(delivery.qos and grant.qos)
+
+    def replay_ended(self, feed: ReplayFeed) -> None:
+        """The end marker: nothing more comes of this subscription."""
+        payload = orjson.dumps({"filter": feed.replay_filter, "messages": feed.handed})
+        message = Message("", b"", content_type="application/json", user_properties=((POSITION, feed.token()),))
+        now_ms = self._handler.services.wall_ms()
+        name = END_TOPIC_NAME.encode()
+        marker = Delivery(name, payload, 1, False, "", None, now_ms, (), message, "", 0, -1)
+        self.deliver_replayed(marker, feed)
+
+    # For the handler -------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Tell the feeds what the client has acknowledged; `SharedMember.settle` does, where there is one."""
+        outgoing = self._handler.engine.outgoing
+        if outgoing is not None and outgoing.shared_done and self._handler.sharing is None:
+            done, outgoing.shared_done = outgoing.shared_done, []
+            for delivery in done:
+                delivery.group.acknowledged(self, (delivery.kafka_topic, delivery.partition), delivery.offset)
+
+    def wake(self) -> None:
+        """There may be room again."""
+        self.settle()
+        if self.has_room():
+            for feed in self._feeds.values():
+                self._handler.services.history.wake(feed)
+
+    async def subscribe(self, subscription: StoredSubscription) -> ReasonCode:
+        """Open a replay; the SUBACK code. One with this very filter is replaced, and begins anew."""
+        services, replay_filter = self._handler.services, subscription.topic_filter
+        if replay_filter not in self.filters and len(self.filters) >= services.limits.replays_per_client_max:
+            return ReasonCode.QUOTA_EXCEEDED
+        self.unsubscribe(replay_filter)
+        self.filters[replay_filter] = subscription
+        code = await self._open(subscription)
+        if code.is_error:
+            self.unsubscribe(replay_filter)
+        return code
+
+    def start(self) -> None:
+        """SUBACK has been sent: the messages follow."""
+        opened, self._opened = self._opened, []
+        for feed in opened:
+            if not feed.is_closed:
+                self._handler.services.history.start(feed)
+
+    async def resume(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
+        """Go on with what the stored session says; what fails is tried again until the connection ends."""
+        for each in subscriptions:
+            while self._handler.is_open and each.topic_filter in self.filters:
+                if not (await self._open(each)).is_error:
+                    break
+            self.start()
+
+    def unsubscribe(self, replay_filter: str) -> bool:
+        """Whether there was such a subscription."""
+        self._places.pop(replay_filter, None)
+        feed = self._feeds.pop(replay_filter, None)
+        if feed is not None:
+            self._handler.services.history.close(feed)
+        return self.filters.pop(replay_filter, None) is not None
+
+    def places(self, kept: Collection[tuple[Position, int]]) -> dict[str, dict[Position, ReplayPlace]]:
+        """Where each replay is; what is in ``kept`` the session has in its own records."""
+        found = {replay_filter: dict(places) for replay_filter, places in self._places.items()}
+        return found | {replay_filter: feed.places(kept) for replay_filter, feed in self._feeds.items()}
+
+    def gone(self) -> None:
+        """The connection has ended."""
+        for feed in self._feeds.values():
+            self._handler.services.history.close(feed)
+        self._feeds.clear()
+
+    async def _open(self, subscription: StoredSubscription) -> ReasonCode:
+        handler, replay_filter = self._handler, subscription.topic_filter
+        parsed = parse_replay(replay_filter)
+        assert parsed is not None
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                feed = await handler.services.history.open(
+                    self,
+                    replay_filter,
+                    self._places.get(replay_filter),
+                    with_positions=handler.engine.protocol_version == MQTT_5,
+                )
+        except ReplayRangeError as error:
+            log.info("client %s: %s: %s", handler.client_id, replay_filter, error)
+            return ReasonCode.TOPIC_FILTER_INVALID
+        except (LogError, TimeoutError) as error:
+            log.warning("client %s: %s cannot begin: %r", handler.client_id, replay_filter, error)
+            return ReasonCode.UNSPECIFIED_ERROR
+        if not handler.is_open or replay_filter not in self.filters:
+            return ReasonCode.UNSPECIFIED_ERROR
+        self._grants[replay_filter] = Subscription(
+            handler,
+            parsed.topic_filter,
+            subscription.qos,
+            no_local=subscription.no_local,
+            retain_as_published=subscription.retain_as_published,
+            subscription_id=subscription.subscription_id,
+        ).grant()
+        self._places.pop(replay_filter, None)
+        self._feeds[replay_filter] = feed
+        self._opened.append(feed)
+        return ReasonCode(subscription.qos)
