@@ -58,7 +58,7 @@ class Limits:
 
     # Replay
     replays_per_client_max: int = 4  # each reads the log beside the live flow
-    replay_messages_per_s: float = 10_000.0  # of history, to one replay: a client that reads fast leaves room for others
+    replay_messages_per_s: float = 10_000.0  # of history, to one replay: one fast client leaves room for others
 
     # Rates
     messages_per_s: float = 1_000.0  # per client; reading pauses, nothing is dropped
@@ -76,7 +76,15 @@ class Limits:
             _check_number(item.name, getattr(self, item.name), int if item.type == "int" else float)
 
 
-_RATES = frozenset({"messages_per_s", "replay_messages_per_s", "bytes_per_s", "connects_per_s", "unauthenticated_per_address_per_s"})
+_RATES = frozenset(
+    {
+        "messages_per_s",
+        "replay_messages_per_s",
+        "bytes_per_s",
+        "connects_per_s",
+        "unauthenticated_per_address_per_s",
+    }
+)
 
 
 def _check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:
