@@ -65,17 +65,18 @@ def run_queries(
     The first writer is the main one: the others start when it works, so that they do not slow it down.
     """
     queries = [writers[0].start()]
-    started = time.monotonic()
+    started, is_ready = time.monotonic(), False
     while not stopper.is_asked:
         running = [query for query in queries if query.isActive]
         for query in queries:
             if not query.isActive and (error := query.exception()) is not None:
                 _stop_all(session, queries)
                 raise SparkJobError(explain(error))
-        if not running and len(queries) == len(writers):
+        if not running and is_ready:
             reporter.say("done", "everything there was has been read", trigger=trigger.kind)
             return
-        if len(queries) < len(writers) and (not running or _is_working(session, queries[0], trigger)):
+        if not is_ready and (not running or _is_working(session, queries[0], trigger)):
+            is_ready = True
             detail = {"mode": trigger.kind, "pid": os.getpid(), "jvm_pid": os.getppid()}
             reporter.say("ready", f"ready ({trigger.kind})", **detail, wait_s=round(time.monotonic() - started, 1))
             queries += [writer.start() for writer in writers[1:]]
@@ -85,8 +86,9 @@ def run_queries(
 
 
 def _is_working(session: SparkSession, query: StreamingQuery, trigger: Trigger) -> bool:
-    """A micro-batch query has finished its first batch; a real-time one (no batch ends for minutes) runs its tasks."""
-    if query.lastProgress is not None:
+    """A micro-batch query has finished its first batch, or waits for one; a real-time one (no batch ends for minutes)
+    runs its tasks."""
+    if query.lastProgress is not None or str(query.status["message"]).startswith("Waiting for"):
         return True
     if not trigger.is_realtime:
         return False
