@@ -144,6 +144,10 @@ class ClaimsView:
                 orphans.append((client_id, claim))
         return orphans
 
+    def starting_with(self, prefix: str) -> list[tuple[str, OpenClaim]]:
+        """The claims in force whose client id starts so."""
+        return [(client_id, claim) for client_id, claim in self._claims.items() if client_id.startswith(prefix)]
+
     def claims_of(self, node_id: str) -> list[tuple[str, OpenClaim]]:
         """The claims in force that the node has not released, with their clients."""
         return [

@@ -36,6 +36,7 @@ REPAIR_SPREAD_MS = 1_000  # nodes repair at different moments, so that mostly on
 AGAIN_MS = 5_000  # a repair or an end of ours that has not come back by then is written again
 PER_TICK_MAX = 1_000
 MAX_EPOCH = 1 << 63  # above every offset
+EXCLUSIVE_KEY = "\0exclusive\0"  # in front of a Topic Filter: no client id holds U+0000 [MQTT5-1.5.4-2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,15 @@ class Ownership:
 
     def orphans(self) -> list[tuple[str, OpenClaim]]:
         """Claims of nodes that are not there any more, with their clients: a live node has to look after these."""
-        return self.view.orphans(self._is_there)
+        return [each for each in self.view.orphans(self._is_there) if not each[0].startswith(EXCLUSIVE_KEY)]
+
+    def exclusive_without_connection(self) -> list[tuple[str, OpenClaim]]:
+        """The claims of exclusive filters that no connection holds now: released, or their node is not there."""
+        return [
+            (key, claim)
+            for key, claim in self.view.starting_with(EXCLUSIVE_KEY)
+            if claim.is_released or not self._is_there(claim.node_id, claim.incarnation)
+        ]
 
     async def caught_up(self) -> None:
         """Until the view has every claim that was in the log before this call.
@@ -202,6 +211,15 @@ class Ownership:
         except TimeoutError:
             pass
         return self._unreleased(client_id, epoch)
+
+    async def ended(self, client_id: str, epoch: int, timeout_s: float) -> None:
+        """Wait until this node has seen that the claim does not count any more, or for so long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.view.find(client_id, epoch) is not None:
+                    await self._next_release(client_id)
+        except TimeoutError:
+            pass
 
     def release(self, client_id: str, epoch: int) -> None:
         """The session stays, its owner has gone. Also for a claim that was given up before it came to a connection."""

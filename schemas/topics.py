@@ -15,6 +15,7 @@ from schemas.replay_filter import REPLAY_PREFIX, parse_replay
 TOPIC_BYTES_MAX = 65_535  # the longest UTF-8 Encoded String [MQTT5-4.7.3-3]
 TOPIC_LEVELS_MAX = TOPIC_BYTES_MAX + 1  # what that many bytes can hold: no limit of its own
 SHARE_PREFIX = "$share/"
+EXCLUSIVE_PREFIX = "$exclusive/"  # one subscriber in the whole cluster; what follows is an ordinary filter
 BESIDE_PREFIXES = (SHARE_PREFIX, REPLAY_PREFIX)  # subscriptions that are fed beside the client's own way
 
 

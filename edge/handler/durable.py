@@ -18,6 +18,7 @@ from bridge.log import PendingRecord, Position, RecordRefused
 from bridge.retained_view import RetainedDelivery
 from bridge.session_journal import OutgoingJournal
 from bridge.session_store import session_position
+from edge.handler.exclusive import name_of
 from edge.session.effects import AppendExactlyOnce, ForgetReceived, StoreDone, StoreOutgoing, StoreReleased
 from edge.wire import ReasonCode
 from schemas.sessions import (
@@ -214,7 +215,7 @@ class DurableSession:
         filters = table.filters_of(self._handler)
         subscriptions = tuple(
             StoredSubscription(
-                each.topic_filter,
+                name_of(self._handler, each.topic_filter),
                 each.qos,
                 each.no_local,
                 each.retain_as_published,

@@ -44,6 +44,8 @@ def end_session(handler: EdgeProtocolHandler) -> None:
     if handler.sharing is not None:
         handler.sharing.gone(for_ever=not handler.engine.session_expiry_s)
         handler.sharing = None
+    if handler.exclusive is not None:
+        handler.exclusive.gone(for_ever=not handler.engine.session_expiry_s)
     if handler.replaying is not None:
         handler.replaying.gone()
         handler.replaying = None
@@ -62,6 +64,8 @@ def abandon_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     services, durable = handler.services, opened.durable
     services.catch_up.forget(handler)
     handler.behind = None
+    if handler.exclusive is not None:
+        handler.exclusive.gone(for_ever=False)
     if services.table.filters_of(handler):
         subscribing.remove_all(handler)
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bridge.log import LogError, PendingRecord, Position
@@ -21,7 +21,7 @@ from bridge.session_store import SessionLost, session_position
 from bridge.subscriptions import Subscription
 from bridge.wills import store_with_will
 from edge.access.principal import Principal
-from edge.handler import subscribing
+from edge.handler import exclusive, subscribing
 from edge.handler.durable import DurableSession
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.session.publish_headers import record_headers
@@ -29,7 +29,7 @@ from edge.session.resuming import InFlight, Resuming
 from edge.wire import Publish, ReasonCode, Subscribe, Will
 from schemas.replay_filter import REPLAY_PREFIX
 from schemas.sessions import SessionProgress, StoredSession, StoredSubscription, StoredWill, deletion_records
-from schemas.topics import BESIDE_PREFIXES, SHARE_PREFIX
+from schemas.topics import BESIDE_PREFIXES, EXCLUSIVE_PREFIX, SHARE_PREFIX
 
 if TYPE_CHECKING:
     from bridge.ownership import Claimed
@@ -109,6 +109,8 @@ async def open_session(handler: EdgeProtocolHandler, principal: Principal) -> Op
         services.ownership.release(client_id, claimed.epoch)
         raise
     if not isinstance(opened, Opened):
+        if handler.exclusive is not None:
+            handler.exclusive.gone(for_ever=False)
         # a claim without a session would keep the client id from everybody else for ever
         give_back = services.ownership.release if is_kept else services.ownership.forget
         give_back(client_id, claimed.epoch)
@@ -133,11 +135,14 @@ async def _opened(
                 opened.session_present = True
                 opened.progress = stored.progress
                 opened.expiry_s = stored.state.expiry_s
-                opened.subscriptions = _still_allowed(handler, stored)
+                opened.subscriptions = await exclusive.take_again(handler, _still_allowed(handler, stored))
                 opened.ordinary = tuple(
-                    each for each in opened.subscriptions if not each.topic_filter.startswith(BESIDE_PREFIXES)
+                    replace(each, topic_filter=each.topic_filter.removeprefix(EXCLUSIVE_PREFIX))
+                    for each in opened.subscriptions
+                    if not each.topic_filter.startswith(BESIDE_PREFIXES)
                 )
             else:
+                exclusive.forget_all(handler, stored)
                 services.forget_shared(each.topic_filter for each in stored.state.subscriptions if _is_shared(each))
     durable.entries = {packet_id: entry for packet_id, entry in opened.progress.outgoing.items() if entry.qos == 2}
     _grant(handler, opened)
@@ -159,7 +164,7 @@ async def _opened(
 def _grant(handler: EdgeProtocolHandler, opened: Opened) -> None:
     """Auto-subscriptions that the session does not have yet: from here on they are its own."""
     assert handler.principal is not None
-    held = {each.topic_filter for each in opened.subscriptions}
+    held = {each.topic_filter for each in opened.ordinary}
     of_client = handler.services.rules.auto_subscriptions.of(handler.principal)
     granted = tuple(each for each in of_client if each.topic_filter not in held)
     opened.granted = frozenset(each.topic_filter for each in granted)
@@ -171,7 +176,8 @@ async def _begin_granted(handler: EdgeProtocolHandler, opened: Opened) -> None:
     """Where they begin, for the session's record and for its retained messages."""
     services = handler.services
     if services.pacer is not None:
-        requests = tuple(subscribing.request_of(each) for each in opened.ordinary if each.topic_filter in opened.granted)
+        granted = [each for each in opened.ordinary if each.topic_filter in opened.granted]
+        requests = tuple(subscribing.request_of(each) for each in granted)
         opened.moment = await services.pacer.caught_up(handler, Subscribe(0, requests))
     for topic_filter in opened.granted:
         for position, start in services.deliverer.start_positions(topic_filter).items():

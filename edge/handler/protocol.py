@@ -32,6 +32,7 @@ from edge.handler.connecting import connect_client
 from edge.handler.durable import DurableSession
 from edge.handler.ending import abandon_session, end_session
 from edge.handler.enhanced import step_authentication
+from edge.handler.exclusive import Exclusives
 from edge.handler.opening import Opened, resend_by_position, resend_retained, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.replaying import Places, Replays
@@ -105,6 +106,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self.behind: set[Position] | None = None  # partitions that are read again for this client
         self.durable: DurableSession | None = None  # from CONNACK to the end of the connection
         self.sharing: SharedMember | None = None  # the client's part in shared subscriptions
+        self.exclusive: Exclusives | None = None  # its exclusive subscriptions
         self.replaying: Replays | None = None  # its replay subscriptions
         self.will_is_due = False
         self.resends_retained = False  # retained messages of an earlier connection wait for the window
@@ -458,7 +460,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     async def handle_unsubscribe(self, unsubscribe: Any) -> None:
         """Extension point: UNSUBSCRIBE; answers UNSUBACK."""
-        codes = subscribing.close_subscriptions(self, unsubscribe)
+        codes = await subscribing.close_subscriptions(self, unsubscribe)
         if not await self._stored():
             return
         given_up = zip(unsubscribe.topic_filters, codes, strict=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqtt.plugins.manager import PluginManager
 
+from bridge.exclusive import ExclusiveFilters
 from bridge.history.feeds import ReplayFeeds
 from bridge.log import Position
 from bridge.ownership import Ownership
@@ -90,6 +91,7 @@ class EdgeServices:
     is_draining: bool = False
     counters: Counters = field(default_factory=Counters)
     rules: Rules = field(default_factory=Rules)
+    exclusive: ExclusiveFilters | None = None  # None: `$exclusive/` is refused
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
     retained: RetainedMessages | None = None

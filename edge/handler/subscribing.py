@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.log import Position
 from bridge.subscriptions import Subscription
+from edge.handler.exclusive import name_of, strip_exclusive, take
 from edge.handler.replaying import Replays
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.handler.sharing import SharedMember
@@ -14,7 +15,7 @@ from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
 from schemas.replay_filter import REPLAY_PREFIX
 from schemas.sessions import StoredSubscription
-from schemas.topics import BESIDE_PREFIXES, SHARE_PREFIX, check_topic_filter
+from schemas.topics import BESIDE_PREFIXES, EXCLUSIVE_PREFIX, SHARE_PREFIX, check_topic_filter
 
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
@@ -36,11 +37,15 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
     """
     assert handler.principal is not None
     handler.services.rules.rewrite_subscribe(handler.principal, packet)
+    names = [request.topic_filter for request in packet.subscriptions]
+    exclusive = strip_exclusive(packet)
     release = handler.services.publisher.hold(_partitions(handler, packet))
     try:
-        return await _opened(handler, packet)
+        codes = await _opened(handler, packet, exclusive)
     finally:
         release()
+    _record(handler, "subscribed", names)
+    return codes
 
 
 def _partitions(handler: EdgeProtocolHandler, packet: Subscribe) -> set[Position]:
@@ -61,7 +66,7 @@ def _is_filter(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     return True
 
 
-async def _opened(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
+async def _opened(handler: EdgeProtocolHandler, packet: Subscribe, exclusive: frozenset[int]) -> tuple[ReasonCode, ...]:
     codes: list[ReasonCode] = []
     waiters: list[asyncio.Future[None]] = []
     fresh: list[str] = []
@@ -71,6 +76,8 @@ async def _opened(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[Reas
     filters_max = handler.services.limits.filters_per_subscribe_max
     for number, request in enumerate(packet.subscriptions):
         refusal = _refusal(handler, request) if number < filters_max else ReasonCode.QUOTA_EXCEEDED
+        if refusal is None and number in exclusive:
+            refusal = await take(handler, request.topic_filter)
         if refusal is not None:
             codes.append(refusal)
             continue
@@ -82,17 +89,18 @@ async def _opened(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[Reas
         if request.topic_filter.startswith(REPLAY_PREFIX):
             codes.append(await _replay(handler, request, identifiers[0] if identifiers else None))
             continue
+        if number not in exclusive and handler.exclusive is not None:
+            handler.exclusive.drop(request.topic_filter)  # where it was: the same filter, and others may have it again
         waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, moment)
         if waiter is not None:
             waiters.append(waiter)
         codes.append(ReasonCode(min(request.qos, handler.services.capabilities.qos_max)))
     if waiters:
         codes = await _positions_known(handler, packet, codes, waiters, fresh)
-    _record(handler, "subscribed", [request.topic_filter for request in packet.subscriptions])
     return tuple(codes)
 
 
-def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tuple[ReasonCode, ...]:
+async def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tuple[ReasonCode, ...]:
     """Delete by literal comparison [MQTT5-3.10.4-1] [MQTT311-3.10.4-1]; the last one gives the partitions back."""
     assert handler.principal is not None
     handler.services.rules.rewrite_unsubscribe(handler.principal, packet)
@@ -100,6 +108,8 @@ def close_subscriptions(handler: EdgeProtocolHandler, packet: Unsubscribe) -> tu
         ReasonCode.SUCCESS if remove_subscription(handler, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED
         for topic_filter in packet.topic_filters
     )
+    if handler.exclusive is not None:
+        await handler.exclusive.settled()
     _record(handler, "unsubscribed", list(packet.topic_filters))
     return codes
 
@@ -108,7 +118,7 @@ def filters_of(handler: EdgeProtocolHandler) -> tuple[str, ...]:
     """What the client is subscribed to, shared subscriptions included."""
     shared = handler.sharing.filters if handler.sharing is not None else ()
     replays = handler.replaying.filters if handler.replaying is not None else ()
-    return (*handler.services.table.filters_of(handler), *shared, *replays)
+    return (*(name_of(handler, each) for each in handler.services.table.filters_of(handler)), *shared, *replays)
 
 
 def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
@@ -117,6 +127,17 @@ def remove_subscription(handler: EdgeProtocolHandler, topic_filter: str) -> bool
         return handler.sharing is not None and handler.sharing.unsubscribe(topic_filter)
     if topic_filter.startswith(REPLAY_PREFIX):
         return handler.replaying is not None and handler.replaying.unsubscribe(topic_filter)
+    exclusive = handler.exclusive.filters if handler.exclusive is not None else {}
+    if topic_filter.startswith(EXCLUSIVE_PREFIX):
+        topic_filter = topic_filter.removeprefix(EXCLUSIVE_PREFIX)
+        if handler.exclusive is None or not handler.exclusive.drop(topic_filter):
+            return False
+    elif topic_filter in exclusive:
+        return False  # the client knows it by its other name
+    return _remove(handler, topic_filter)
+
+
+def _remove(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     if handler.services.table.remove(topic_filter, handler) is None:
         return False
     handler.services.deliverer.remove_filter(topic_filter)
@@ -136,7 +157,7 @@ def may_keep(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     """Whether the client may have the subscription, by its rights or because the server has given it."""
     principal, services = handler.principal, handler.services
     assert principal is not None
-    if services.access.authorizer.may_subscribe(principal, topic_filter):
+    if services.access.authorizer.may_subscribe(principal, topic_filter.removeprefix(EXCLUSIVE_PREFIX)):
         return True
     return services.rules.auto_subscriptions.grants(principal, topic_filter)
 
@@ -146,7 +167,9 @@ def remove_all(handler: EdgeProtocolHandler) -> None:
     if handler.retaining is not None:
         handler.retaining.close()
     for topic_filter in list(handler.services.table.filters_of(handler)):
-        remove_subscription(handler, topic_filter)
+        _remove(handler, topic_filter)
+    if handler.exclusive is not None:
+        handler.exclusive.gone(for_ever=False)  # taken by a SUBSCRIBE that was done too late
 
 
 def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> ReasonCode | None:
@@ -199,9 +222,7 @@ def _add(
     return waiter
 
 
-def put(
-    handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, moment: CaughtUp
-) -> bool:
+def put(handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, moment: CaughtUp) -> bool:
     """The subscription matches from here on, and is due what is retained; whether it replaces one."""
     services = handler.services
     topic_filter = request.topic_filter
@@ -242,7 +263,7 @@ async def _positions_known(
     if not pending and all(not waiter.cancelled() and waiter.exception() is None for waiter in done):
         return codes
     for topic_filter in fresh:
-        remove_subscription(handler, topic_filter)
+        remove_subscription(handler, name_of(handler, topic_filter))
     return [
         ReasonCode.UNSPECIFIED_ERROR if code < ReasonCode.UNSPECIFIED_ERROR and request.topic_filter in fresh else code
         for code, request in zip(codes, packet.subscriptions, strict=True)

@@ -196,6 +196,7 @@ class EdgeConfig(_Table):
     routes: tuple[dict[str, Any], ...] = ()
     rewrite: tuple[dict[str, Any], ...] = ()
     auto_subscriptions: tuple[dict[str, Any], ...] = ()
+    exclusive_subscriptions: bool = True
     reuse_port: bool = False
     drain_clients_per_s: float = Field(default=100.0, gt=0)
     advertised_mqtt: str | None = None

@@ -16,10 +16,11 @@ from bridge.catch_up import CatchUp
 from bridge.control import Control
 from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
+from bridge.exclusive import ExclusiveFilters
 from bridge.history.feeds import ReplayFeeds
 from bridge.log import Log
 from bridge.membership import Membership
-from bridge.ownership import Ownership
+from bridge.ownership import EXCLUSIVE_KEY, Ownership
 from bridge.partitioning import Destination, RouteTable
 from bridge.point_reads import PointReader
 from bridge.publisher import Publisher
@@ -30,6 +31,7 @@ from bridge.session_store import SessionStore
 from bridge.shared.shared_subscriptions import SharedSubscriptions
 from bridge.subscriptions import SubscriptionTable
 from bridge.twins import TwinCatchUp, TwinDeliverer
+from edge.handler.exclusive import lose_exclusive
 from edge.handler.retaining import RetainedPacer
 from edge.handler.services import EdgeServices
 from edge.node.access import build_access
@@ -51,6 +53,7 @@ from schemas.topics import SHARE_PREFIX
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 2.0  # as often as heartbeats
+EXCLUSIVE_INTERVAL_S = 2.0  # until a filter is free whose holder died with its edge, after that has been noticed
 CHECKPOINT_INTERVAL_S = 5.0  # what a client may get twice (QoS 1) when its edge dies
 CHECKPOINTS_AT_ONCE = 50  # a step of the loop of about a millisecond
 SESSION_EXPIRY_S_MAX = (MESSAGE_RETENTION_MS - DAY_MS) // 1000  # an offline session's queue is the log (design 6)
@@ -232,6 +235,8 @@ class EdgeNode:
         await services.sessions.start()
         if services.capabilities.retain_available:
             await self._start_retained(services)
+        if config.exclusive_subscriptions:
+            services.exclusive = ExclusiveFilters(services.ownership, services.sessions, self._live_nodes)
         self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
         for listener in config.listeners:
             self._servers.append(await open_listener(services, listener, config.reuse_port))
@@ -245,6 +250,7 @@ class EdgeNode:
             asyncio.create_task(self._watch_kafka()),
             asyncio.create_task(self._publish_statistics()),
             asyncio.create_task(self._checkpoint_sessions()),
+            asyncio.create_task(self._settle_exclusive()),
         ]
         log.info("edge %s serves MQTT on %s", config.node_id, self.mqtt_addresses)
 
@@ -434,6 +440,9 @@ class EdgeNode:
 
     def _session_lost(self, client_id: str, epoch: int) -> None:
         """A later claim: the connection that has the session here ends, and with it its ownership."""
+        if client_id.startswith(EXCLUSIVE_KEY):
+            lose_exclusive(self.services, client_id, epoch)
+            return
         handler = self.services.clients.get(client_id)
         if handler is not None and handler.durable is not None and handler.durable.epoch == epoch:
             handler.taken_over()
@@ -469,6 +478,12 @@ class EdgeNode:
             handler = self.services.clients.get(client_id)
             if handler is not None and handler.durable is not None and handler.durable.is_stored:
                 handler.durable.checkpoint()
+
+    async def _settle_exclusive(self) -> None:
+        """What was exclusive to sessions that nobody has ended in an orderly way."""
+        while self.services.exclusive is not None:
+            await asyncio.sleep(EXCLUSIVE_INTERVAL_S)
+            await self.services.exclusive.settle_due()
 
     async def _publish_statistics(self) -> None:
         """`$SYS/brokers/<node>/stats`, every 2 s, QoS 0: seen by subscribers of every edge."""

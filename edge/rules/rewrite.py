@@ -15,19 +15,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import re2
+import re2  # type: ignore[import-untyped]
 
 from edge.access.principal import Principal
 from edge.rules.placeholders import substitute
 from schemas.errors import ConfigurationError, TopicError
-from schemas.topics import SHARE_PREFIX, check_topic_filter, matches
+from schemas.topics import EXCLUSIVE_PREFIX, SHARE_PREFIX, check_topic_filter, matches
 
 RULES_MAX: Final = 200  # tried one after the other, once per session and Topic Name
 REGEX_LENGTH_MAX: Final = 1_024
 REGEX_BYTES_MAX: Final = 1024 * 1024  # of RE2's compiled program
 _ACTIONS: Final = ("publish", "subscribe", "all")
 _KEYS: Final = ("action", "filter", "regex", "destination")
-_KEPT_PREFIXES: Final = (SHARE_PREFIX, "$exclusive/", "$replay/")  # what stands in front of the filter proper
+_KEPT_PREFIXES: Final = (SHARE_PREFIX, EXCLUSIVE_PREFIX, "$replay/")  # what stands in front of the filter proper
 _GROUP: Final = re.compile(r"\$([1-9])")
 
 
@@ -107,9 +107,7 @@ def _load(number: int, table: Mapping[str, Any]) -> RewriteRule:
         raise refuse(f'destination {destination!r}: nobody can publish to wildcards; use action = "subscribe"')
     regex = _compiled(text, refuse)
     if (highest := max((int(each) for each in _GROUP.findall(destination)), default=0)) > regex.groups:
-        raise refuse(
-            f"destination {destination!r} has ${highest}, but the regular expression has {regex.groups} groups"
-        )
+        raise refuse(f"destination {destination!r} has ${highest}, the regular expression has {regex.groups} groups")
     return RewriteRule(action, topic_filter, regex, destination)
 
 
@@ -140,7 +138,7 @@ def _split(topic_filter: str) -> tuple[str, str]:
     for each in _KEPT_PREFIXES:
         rest = topic_filter[len(prefix) :]
         if rest.startswith(each):
-            end = len(each) if each == "$exclusive/" else rest.find("/", len(each)) + 1
+            end = len(each) if each == EXCLUSIVE_PREFIX else rest.find("/", len(each)) + 1
             if not end:
                 break  # malformed: refused later
             prefix += rest[:end]

@@ -92,7 +92,7 @@ def test_a_regular_expression_that_would_backtrack_for_ever_takes_no_time() -> N
         (rule("all", "a", "(a", "b"), "RE2 does not take"),
         (rule("all", "a", "(?<=x)a", "b"), "RE2 does not take"),
         (rule("all", "a", "a" * 1_025, "b"), "longer than 1024"),
-        (rule("all", "a", "a", "b/$1"), "has $1, but the regular expression has 0 groups"),
+        (rule("all", "a", "a", "b/$1"), "has $1, the regular expression has 0 groups"),
         (rule("publish", "a", "a", "b/#"), "nobody can publish to wildcards"),
         ({"action": "all", "filter": "a"}, "needs exactly action, filter, regex, destination"),
     ],
