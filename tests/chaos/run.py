@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import fcntl
 import json
 import logging
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,105 +25,16 @@ _TESTS = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[:0] = [str(_TESTS.parent), str(_TESTS), str(_TESTS / "chaos")]
 
-from report import REPEATED, render  # noqa: E402
-from scenarios import NOT_RUN, SCENARIOS, Context  # noqa: E402
-from support.chaos_checks import INVARIANTS, Log, Run, longest_silence_s, recovery_s, repeated_in_groups, verdict  # noqa: E402
-from support.chaos_history import Recorder, read, replay  # noqa: E402
-from support.chaos_poison import without_poison  # noqa: E402
-from support.chaos_site import Site  # noqa: E402
-from support.chaos_workload import Workload  # noqa: E402
-from support.simulation_checks import EdgeLeft  # noqa: E402
+from report import render  # noqa: E402
+from support.chaos_checks import INVARIANTS, Run, longest_silence_s, recovery_s, verdict  # noqa: E402
+from support.chaos_context import Context, NotHere  # noqa: E402
+from support.chaos_run import SHOWN_MAX, load_run, perform  # noqa: E402
+from support.chaos_scenarios import SCENARIOS  # noqa: E402
 
-from bridge.memory_log import MemoryRecord  # noqa: E402
-
-EDGES = 3
-SHOWN_MAX = 8
-NO_WONDER = (" ERROR aiokafka", "no answer in time")  # that Kafka cannot be reached, or has not answered for 30 s
 RESULTS = _TESTS / "chaos" / "results.json"
+SOAK = _TESTS / "chaos" / "soak.json"
 DOCUMENT = _TESTS.parent / "docs" / "reliability.md"
 BUILD = _TESTS.parent / "build" / "chaos"
-DEADLINE_S = 240.0
-
-
-@dataclass(slots=True)
-class Left:
-    """What a run leaves besides its history."""
-
-    log: Log
-    edges: list[EdgeLeft]
-    wanted: dict[str, frozenset[str]]
-    faults: list[str] = field(default_factory=list)
-
-
-async def perform(name: str, seed: int, folder: Path) -> tuple[Context, Run]:
-    """One scenario, and what it leaves; raises what went wrong with the site itself."""
-    recorder = Recorder(folder / "history.jsonl")
-    site = Site(folder, EDGES, recorder)
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            await site.start()
-            load = Workload(site, seed)
-            context = Context(site, load)
-            await load.start()
-            scenario = SCENARIOS[name]
-            await asyncio.sleep(scenario.lead_s)
-            await scenario.run(context)
-            await asyncio.sleep(scenario.lead_s)
-            context.faults += await load.stop()
-            edges = await load.probe()
-            recorder.write("end")
-            await load.leave()
-            log = await site.read_log()
-            for position, records in site.before_deletion.items():
-                known = {each.offset for each in log[position]}
-                log[position] = [each for each in records if each.offset not in known] + log[position]
-    finally:
-        await site.stop()
-        recorder.close()
-    said = [line[:300] for edge in site.edges for line in edge.complaints()]
-    context.faults += [line for line in said if not any(each in line for each in NO_WONDER)][:SHOWN_MAX]
-    left = Left(without_poison(log), edges, load.wanted())
-    save(folder / "log.json", left)
-    run = load_run(folder)
-    for judge in context.after:
-        judge(run)
-    context.figures[REPEATED] = len(repeated_in_groups(run, near_fault=True))
-    return context, run
-
-
-def save(path: Path, left: Left) -> None:
-    """For `--judge`."""
-    log = [
-        [*place, [[each.offset, each.timestamp, _text(each.key), _text(each.value)] for each in records]]
-        for place, records in left.log.items()
-        if records
-    ]
-    edges = [[each.node_id, [[_text(k), _text(v[0])] for k, v in each.retained.items()]] for each in left.edges]
-    wanted = {name: sorted(filters) for name, filters in left.wanted.items()}
-    path.write_text(json.dumps({"log": log, "edges": edges, "wanted": wanted}))
-
-
-def load_run(folder: Path) -> Run:
-    """A run from what it has left in its folder."""
-    left: dict[str, Any] = json.loads((folder / "log.json").read_text())
-    log = {
-        (place, partition): [MemoryRecord(o, t, _bytes(k), _bytes(v), ()) for o, t, k, v in records]
-        for place, partition, records in left["log"]
-    }
-    edges = tuple(
-        EdgeLeft(node_id, retained={_bytes(k) or b"": (_bytes(v) or b"", ("", 0), 0) for k, v in retained})
-        for node_id, retained in left["edges"]
-    )
-    wanted = tuple((name, frozenset(filters)) for name, filters in left["wanted"].items())
-    return Run(replay(read(folder / "history.jsonl")), log, edges, wanted)
-
-
-def _text(data: bytes | None) -> str | None:
-    return base64.b64encode(data).decode() if data is not None else None
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return base64.b64decode(text) if text is not None else None
 
 
 def judged(run: Run) -> dict[str, list[str]]:
@@ -138,37 +47,43 @@ def judged(run: Run) -> dict[str, list[str]]:
     return found
 
 
-def remember(name: str, seed: int, context: Context, run: Run, found: dict[str, list[str]], took_s: float) -> None:
+def remember(result: dict[str, Any]) -> None:
     """Add the result, and write the document anew; other runs may do so at the same time."""
     with (BUILD / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        _remember(name, seed, context, run, found, took_s)
+        results: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+        place = result["scenario"], result["seed"]
+        results = [each for each in results if (each["scenario"], each["seed"]) != place]
+        RESULTS.write_text(json.dumps([*results, result], indent=1, default=str) + "\n")
+        write_document()
 
 
-def _remember(name: str, seed: int, context: Context, run: Run, found: dict[str, list[str]], took_s: float) -> None:
-    history = run.recorded.history
-    results: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    results = [each for each in results if (each["scenario"], each["seed"]) != (name, seed)]
-    results.append(
-        {
-            "scenario": name,
-            "seed": seed,
-            "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-            "violations": {each: len(texts) for each, texts in found.items()},
-            "examples": {each: texts[0] for each, texts in found.items() if texts},
-            "figures": context.figures,
-            "faults": context.faults,
-            "recovery_s": max((took for _, took in recovery_s(run)), default=0.0),
-            "silence_s": longest_silence_s(run),
-            "published": sum(not each.is_will for each in history.messages.values()),
-            "delivered": len(history.receipts),
-            "connections": len(history.connections),
-            "took_s": took_s,
-        }
-    )
-    RESULTS.write_text(json.dumps(results, indent=1, default=str) + "\n")
+def write_document() -> None:
+    """docs/reliability.md from what there is."""
     texts = {each: scenario.text for each, scenario in SCENARIOS.items()}
-    DOCUMENT.write_text(render(results, texts, INVARIANTS, NOT_RUN))
+    soak = json.loads(SOAK.read_text()) if SOAK.exists() else None
+    DOCUMENT.write_text(render(json.loads(RESULTS.read_text()), texts, INVARIANTS, soak))
+
+
+def result_of(context: Context, run: Run, found: dict[str, list[str]]) -> dict[str, Any]:
+    """What is kept of a run."""
+    history = run.recorded.history
+    return {
+        "at": _now(),
+        "violations": {each: len(texts) for each, texts in found.items()},
+        "examples": {each: texts[0] for each, texts in found.items() if texts},
+        "figures": context.figures,
+        "faults": context.faults,
+        "recovery_s": max((took for _, took in recovery_s(run)), default=0.0),
+        "silence_s": longest_silence_s(run),
+        "published": sum(not each.is_will for each in history.messages.values()),
+        "delivered": len(history.receipts),
+        "connections": len(history.connections),
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime())
 
 
 def one(name: str, seed: int) -> bool:
@@ -178,14 +93,19 @@ def one(name: str, seed: int) -> bool:
     folder.mkdir(parents=True)
     print(f"{name} (seed {seed}): {SCENARIOS[name].text}", flush=True)
     began = time.monotonic()
-    context, run = asyncio.run(perform(name, seed, folder))
+    try:
+        context, run = asyncio.run(perform(SCENARIOS[name], seed, folder))
+    except NotHere as missing:
+        print(f"  not run: {missing}", flush=True)
+        remember({"scenario": name, "seed": seed, "at": _now(), "missing": str(missing)})
+        return True
     took_s = time.monotonic() - began
     found = judged(run)
     for figure, value in context.figures.items():
         print(f"  {figure}: {value}")
     for fault in context.faults:
         print(f"  FAULT: {fault}")
-    remember(name, seed, context, run, found, took_s)
+    remember({"scenario": name, "seed": seed, "took_s": round(took_s)} | result_of(context, run, found))
     shutil.rmtree(folder / "kafka", ignore_errors=True)
     messages, receipts = len(run.recorded.history.messages), len(run.recorded.history.receipts)
     print(f"  {messages} messages, {receipts} deliveries, {took_s:.0f} s", flush=True)
@@ -197,11 +117,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS), metavar="SCENARIO")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--render", action="store_true", help="write docs/reliability.md anew, run nothing")
     parser.add_argument("--judge", type=Path, help="judge a run that has been: its folder")
     arguments = parser.parse_args()
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     if arguments.judge is not None:
         return int(any(judged(load_run(arguments.judge)).values()))
+    if arguments.render:
+        write_document()
+        return 0
     unknown = set(arguments.scenarios) - set(SCENARIOS)
     if unknown:
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.chaos_checks import INVARIANTS, Run, verdict
 from support.chaos_history import Line, Recorder, read, replay
+from support.chaos_invariants import digests
 from support.simulation_checks import EdgeLeft
 from support.simulation_history import Fault
 from support.simulation_loop import EPOCH_S
@@ -159,6 +160,50 @@ def starving() -> Run:
     return good_run(change)
 
 
+def acknowledged_and_again(lines: list[Line]) -> None:
+    """`s` acknowledged p:1, said goodbye, and gets it once more in its next connection."""
+    for each in lines:
+        if each.get("client") == "s" and each["e"] == "closed":
+            each["how"] = "disconnect"
+    lines.extend(each | {"conn": 2} for each in in_flow(16.5, "s", "p:1", 1, 7, dup=True))
+
+
+def healed(lines: list[Line], answer_s: float = 0.01) -> None:
+    """A fault from 20 to 21; 30 messages long after it, answered after so many seconds."""
+    lines += [line(20, "fault", edge="a", kind="killed"), line(21, "healed", edge="a", kind="killed")]
+    for number in range(100, 130):
+        t = 40 + number / 100
+        sent, answered = out_flow(t, "p", f"p:{number}", 1, number)
+        lines += [sent, answered | {"t": answered["t"] + answer_s}]
+        lines += in_flow(t + 0.01, "m1", f"p:{number}", 1, number)
+        lines += [each | {"conn": 2} for each in in_flow(t + 0.01, "s", f"p:{number}", 1, number)]
+
+
+def sampled(phase: str, t: float, memory_kb: int = 90_000, files: int = 30, tasks: int | None = 40) -> Line:
+    return line(t, "sample", edge="a", phase=phase, memory_kb=memory_kb, files=files, tasks=tasks)
+
+
+def bounded(*more: Line) -> Run:
+    return good_run(lambda lines: lines.extend([sampled("start", 0), sampled("run", 20, files=80), *more]))
+
+
+def expired(t: float, **values: Any) -> Run:
+    """A message that lives for 2 s, appended at 20, comes at `t`."""
+
+    def change(lines: list[Line]) -> None:
+        lines += out_flow(20, "p", "brief", 1, 9, expiry_s=2)
+        lines += [each | {"conn": 2} for each in in_flow(t, "s", "brief", 1, 9, **values)]
+
+    return in_log(good_run(change), MESSAGES, record(3, 20, b"brief"))
+
+
+def read_twice(change: Callable[[list[tuple[int, str]]], Any] = lambda found: None) -> Run:
+    records = good_log()[MESSAGES]
+    again = digests(records)
+    change(again)
+    return replace(good_run(), read={MESSAGES: digests(records)}, replayed={MESSAGES: again})
+
+
 PLANTED: dict[str, tuple[str, Callable[[], Run]]] = {
     "acknowledged and never delivered": ("I1", lambda: good_run(lambda lines: without(lines, "s", "p:3"))),
     "never sent": ("I2", lambda: good_run(lambda lines: lines.extend(in_flow(13.5, "m1", "ghost", 1, 9)))),
@@ -182,6 +227,12 @@ PLANTED: dict[str, tuple[str, Callable[[], Run]]] = {
         lambda: good_run(lambda lines: lines.extend(in_flow(13.6, "m1", "p:2", 2, 5))),
     ),
     "QoS 2 twice in the log": ("I4", lambda: in_log(good_run(), TWIN, record(2, 12, b"p:2"))),
+    "QoS 1 twice on a connection": (
+        "I5",
+        lambda: good_run(lambda lines: lines.extend(in_flow(13.6, "s", "p:1", 1, 7))),
+    ),
+    "QoS 1 sent once and twice in the log": ("I5", lambda: in_log(good_run(), MESSAGES, record(3, 12, b"p:1"))),
+    "acknowledged before DISCONNECT and again": ("I5", lambda: good_run(acknowledged_and_again)),
     "packet id used again in flight": (
         "I6",
         lambda: good_run(
@@ -223,6 +274,26 @@ PLANTED: dict[str, tuple[str, Callable[[], Run]]] = {
         lambda: good_run(lambda lines: lines.extend(in_flow(13.7, "m2", "p:1", 1, 8))),
     ),
     "a member starves": ("I11", starving),
+    "slow when all is over": ("I12", lambda: good_run(lambda lines: healed(lines, 3.0))),
+    "never answered when all is over": ("I12", lambda: good_run(lambda lines: healed(lines, 1e6))),
+    "nobody publishes any more": (
+        "I12",
+        lambda: good_run(
+            lambda lines: lines.extend(line(20 + n, e, edge="a", kind="cut") for n, e in enumerate(("fault", "healed")))
+        ),
+    ),
+    "descriptors stay open": ("I13", lambda: bounded(sampled("left", 50, files=60))),
+    "tasks stay": ("I13", lambda: bounded(sampled("left", 50, tasks=60))),
+    "memory stays": ("I13", lambda: bounded(sampled("left", 50, memory_kb=170_000))),
+    "memory without bound": ("I13", lambda: bounded(sampled("run", 30, memory_kb=900_000), sampled("left", 50))),
+    "gone in the end": ("I13", lambda: bounded()),
+    "delivered after its expiry": ("I15", lambda: expired(26)),
+    "another record the second time": (
+        "I17",
+        lambda: read_twice(lambda found: found.__setitem__(1, (1, "other"))),
+    ),
+    "a record is missing the second time": ("I17", lambda: read_twice(lambda found: found.pop())),
+    "another order the second time": ("I17", lambda: read_twice(lambda found: found.reverse())),
     "PUBLISH before CONNACK": (
         "I14",
         lambda: good_run(lambda lines: lines.extend((opened(3, "x"), message(3.1, "in", "x", "p:1", 1, 1)))),
@@ -244,6 +315,33 @@ def test_the_planted_fault_is_caught(name: str) -> None:
     invariant, run = PLANTED[name]
     found = verdict(run())
     assert found[invariant], f"{name} was not found; found: {found}"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: good_run(healed),
+        lambda: bounded(sampled("left", 50)),
+        lambda: expired(22),
+        lambda: read_twice(),
+    ],
+    ids=["recovers", "is bounded", "comes in time", "reads the same"],
+)
+def test_what_is_as_it_should_be_is_no_violation(run: Callable[[], Run]) -> None:
+    found = verdict(run())
+    assert not any(found[name] for name in ("I12", "I13", "I15", "I17")), found
+
+
+def test_a_repeated_delivery_may_be_late() -> None:
+    """It had begun in time [MQTT5-3.3.2-5]."""
+    assert verdict(expired(26, dup=True))["I15"] == []
+
+
+def test_a_puback_that_a_broken_connection_may_have_lost_excuses_a_second_delivery() -> None:
+    def change(lines: list[Line]) -> None:
+        lines.extend(each | {"conn": 2} for each in in_flow(16.5, "s", "p:1", 1, 7, dup=True))
+
+    assert verdict(good_run(change))["I5"] == []
 
 
 def test_each_invariant_has_a_planted_fault() -> None:

@@ -61,7 +61,10 @@ async def stage(folder: Path, log: MemoryLog) -> AsyncIterator[Stage]:
             for number, address in enumerate(addresses)
         ]
         site = SimpleNamespace(
-            recorder=recorder, edges=edges, addresses=lambda first: [*addresses[first:], *addresses[:first]]
+            recorder=recorder,
+            edges=edges,
+            credentials={},
+            addresses=lambda first: [*addresses[first:], *addresses[:first]],
         )
         load = Workload(site, 1)  # type: ignore[arg-type]
         await load.start()

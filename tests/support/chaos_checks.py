@@ -10,10 +10,12 @@ import copy
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from support import chaos_invariants as invariants
 from support import simulation_checks as checks
 from support.chaos_history import Recorded
+from support.chaos_invariants import Digests, near_fault
 from support.simulation_checks import EdgeLeft, Evidence
 from support.simulation_history import INFINITY
 
@@ -22,8 +24,7 @@ from bridge.memory_log import MemoryRecord
 from schemas.errors import RecordError
 from schemas.sessions import SessionProgress, SessionState, StoredSession, decode_state, parse_session_key
 
-INVARIANTS = ("I1", "I2", "I3", "I4", "I6", "I7", "I8", "I9", "I10", "I11", "I14", "I16")
-AROUND_FAULT_S = 15.0  # an edge is held for dead after 6 s; then its leases move and its messages come again
+INVARIANTS = tuple(f"I{number}" for number in range(1, 18))
 SHARE_MIN = 0.05  # of all messages of a group, for each member
 STARVES_FROM = 100  # messages: below that nobody is said to starve
 
@@ -38,6 +39,13 @@ class Run:
     log: Log
     edges: tuple[EdgeLeft, ...] = ()
     wanted: tuple[tuple[str, frozenset[str]], ...] = ()  # durable clients and their Topic Filters
+    read: Digests = field(default_factory=dict)  # the log, and what a second reader found in it
+    replayed: Digests = field(default_factory=dict)
+
+    @property
+    def members(self) -> set[str]:
+        """The clients with shared subscriptions: they have no others."""
+        return {span.client for spans in self.recorded.shared.values() for span in spans}
 
 
 def verdict(run: Run) -> dict[str, list[str]]:
@@ -62,28 +70,28 @@ def verdict(run: Run) -> dict[str, list[str]]:
     }
     for name, checker in plain.items():
         found[name] += checker(evidence)
-    found["I4"] += repeated_in_groups(run, near_fault=False)
+    found["I4"] += repeated_in_groups(run, around_fault=False)
     found["I8"] += checks.i8_sessions(of_sessions)
     found["I11"] += i11_shared(run)
+    found["I5"] += invariants.i5_duplicates(run)
+    found["I12"] += invariants.i12_recovery(run)
+    found["I13"] += invariants.i13_bounded(run)
+    found["I15"] += invariants.i15_expiry(run)
+    found["I17"] += invariants.i17_replay(run)
     return found
 
 
-def members_of(run: Run) -> set[str]:
-    """The clients with shared subscriptions: they have no others."""
-    return {span.client for spans in run.recorded.shared.values() for span in spans}
-
-
 def _without_members(run: Run, evidence: Evidence) -> Evidence:
-    members = members_of(run)
+    members = run.members
     history = copy.copy(evidence.history)
     history.receipts = [receipt for receipt in history.receipts if receipt.client not in members]
     return Evidence(history, evidence.log)
 
 
-def repeated_in_groups(run: Run, *, near_fault: bool) -> list[str]:
+def repeated_in_groups(run: Run, *, around_fault: bool) -> list[str]:
     """QoS 2 messages that members got more than once as new ones, in all: the mark up to which a group has come is
     stored every 0.5 s, so when an edge dies the next one hands out again what came after."""
-    members = members_of(run)
+    members = run.members
     times: dict[bytes, list[float]] = defaultdict(list)
     for receipt in run.recorded.history.receipts:
         if receipt.client in members and receipt.qos == 2 and receipt.is_new:
@@ -91,37 +99,43 @@ def repeated_in_groups(run: Run, *, near_fault: bool) -> list[str]:
     return [
         f"{payload!r} came {len(ats)} times to the members"
         for payload, ats in times.items()
-        if len(ats) > 1 and _near_fault(run, ats[-1]) == near_fault
+        if len(ats) > 1 and near_fault(run, ats[-1]) == around_fault
     ]
 
 
 def i11_shared(run: Run) -> list[str]:
-    """Each acknowledged message comes to a member of the group; away from faults to one alone, and once; nobody
-    starves."""
+    """Each acknowledged message that was sent while somebody was in the group to stay comes to a member; away from
+    faults it is acknowledged by one alone, and once; nobody who stays starves."""
     history, wrong = run.recorded.history, []
+    passing = set(run.recorded.marks.get("passing", ()))
     for group, spans in run.recorded.shared.items():
         members = {span.client for span in spans}
-        since = max(span.from_at for span in spans)
+        stay = {span.client for span in spans if span.until_at == INFINITY} - passing
+        since = max((span.from_at for span in spans if span.client in stay), default=INFINITY)
         took: dict[bytes, list[str]] = defaultdict(list)
+        acknowledged: dict[bytes, list[str]] = defaultdict(list)
         for receipt in history.receipts:
             if receipt.client in members and receipt.is_new:
                 took[receipt.payload].append(receipt.client)
+                if receipt.acknowledged_at is not None:
+                    acknowledged[receipt.payload].append(receipt.client)
         topic_filter = spans[0].topic_filter
         due = [
             message
             for message in history.messages.values()
             if message.qos
             and not message.is_will
+            and message.expiry_s is None
             and message.answered_at is not None
             and message.sent_at >= since
             and checks.matches(topic_filter, message.topic_name)
         ]
         wrong += [f"{group}: {message.payload!r} came to no member" for message in due if message.payload not in took]
         for message in due:
-            times = len(took[message.payload])
-            if times > len(message.sends) and not _near_fault(run, message.sent_at):
-                wrong.append(f"{group}: {message.payload!r} came {times} times, to {took[message.payload]}")
-        wrong += _starving(group, members, took.values())
+            times = len(acknowledged[message.payload])
+            if times > len(message.sends) and not near_fault(run, message.sent_at):
+                wrong.append(f"{group}: {message.payload!r} came {times} times, to {acknowledged[message.payload]}")
+        wrong += _starving(group, stay, [[each for each in clients if each in stay] for clients in took.values()])
     return wrong
 
 
@@ -135,12 +149,6 @@ def _starving(group: str, members: set[str], took: Iterable[list[str]]) -> list[
         for member in sorted(members)
         if counts[member] < SHARE_MIN * total
     ]
-
-
-def _near_fault(run: Run, at: float) -> bool:
-    return any(
-        fault.from_at - AROUND_FAULT_S <= at <= fault.until_at + AROUND_FAULT_S for fault in run.recorded.history.faults
-    )
 
 
 def stored_sessions(log: Log) -> dict[str, StoredSession]:
@@ -190,3 +198,10 @@ def longest_silence_s(run: Run) -> float:
     """The longest time in which nothing was acknowledged to anybody."""
     answers = sorted(m.answered_at for m in run.recorded.history.messages.values() if m.answered_at is not None)
     return max((after - before for before, after in itertools.pairwise(answers)), default=0.0)
+
+
+def group_stall_s(run: Run) -> float:
+    """The longest time in which no member of a shared subscription got anything."""
+    members = run.members
+    ats = sorted(each.at for each in run.recorded.history.receipts if each.client in members)
+    return max((after - before for before, after in itertools.pairwise(ats)), default=0.0)

@@ -114,6 +114,16 @@ class RecordedClient(MqttClient):
         while self._vanished:
             self._vanished.pop().abort()
 
+    def stop_reading(self) -> None:
+        """What comes stays in the kernel, and then with the edge."""
+        assert self._link is not None
+        self._link.pause_reading()
+
+    def go_on_reading(self) -> None:
+        """Take what has come."""
+        if self._link is not None:
+            self._link.resume_reading()
+
     def prefer(self, addresses: list[tuple[str, int]]) -> None:
         """Connect there from now on."""
         self._addresses = tuple(addresses)

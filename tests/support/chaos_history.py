@@ -73,6 +73,8 @@ def packet_line(packet: Packet) -> Line:
             name = packet.topic_name_utf8.decode()
             line |= {"topic_name": name, "payload": packet.payload.decode("latin-1"), "qos": packet.qos}
             line |= {"dup": packet.dup, "retain": packet.retain, "id": packet.packet_id}
+            if packet.properties is not None and packet.properties.message_expiry_interval_s is not None:
+                line["expiry_s"] = packet.properties.message_expiry_interval_s
         case Puback() | Pubrec() | Pubrel() | Pubcomp():
             line |= {"id": packet.packet_id, "code": int(packet.reason_code)}
         case Connack():
@@ -101,6 +103,19 @@ def will_line(will: Will) -> Line:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What an edge had at a time. `phase`: "start" without clients, "run", "left" when all clients are gone. `tasks`:
+    None when it gave no answer."""
+
+    at: float
+    edge: str
+    phase: str
+    memory_kb: int
+    files: int
+    tasks: int | None
+
+
 @dataclass(slots=True)
 class Recorded:
     """What the lines say. `shared`: spans of shared subscriptions by group and filter; `marks`: notes of the run."""
@@ -108,6 +123,7 @@ class Recorded:
     history: History = field(default_factory=History)
     shared: dict[str, list[SubscriptionSpan]] = field(default_factory=dict)
     marks: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -164,6 +180,10 @@ class _Replay:
                 self.recorded.marks |= line["values"]
                 for name in line["values"].get("truncated", ()):
                     self.clients[name].has_session = None  # Kafka has deleted what it had not got
+            case "sample":
+                self.recorded.samples.append(
+                    Sample(self.at, line["edge"], line["phase"], line["memory_kb"], line["files"], line["tasks"])
+                )
             case "end":
                 self.history.ended_at = self.at
             case event:
@@ -262,7 +282,9 @@ class _Replay:
         message = self.history.messages.get(payload)
         if message is None:
             number = self.numbers[client.name] = self.numbers.get(client.name, 0) + 1
-            message = Message(payload, line["topic_name"], line["qos"], line["retain"], client.name, number)
+            message = Message(
+                payload, line["topic_name"], line["qos"], line["retain"], client.name, number, line.get("expiry_s")
+            )
             self.history.messages[payload] = message
         message.sends.append((self.at, connection.number))
         if line["qos"]:

@@ -9,14 +9,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from support.chaos_history import Recorder
+from support.chaos_history import Recorder, Sample
+from support.chaos_invariants import Digests, above, baseline, digests
 from support.chaos_proxy import FaultProxy
 
 from benchmarks.sessions.fleet import LIMITS, PORTS, FleetEdge
@@ -24,12 +26,16 @@ from bridge import topics_admin
 from bridge.embedded_kafka import EmbeddedKafka
 from bridge.embedded_kafka.server import free_port, is_port_free
 from bridge.embedded_kafka.settings import HOST
+from bridge.kafka_log import KafkaLog
 from bridge.log import Position
 from bridge.memory_log import MemoryRecord
 from edge.node.config import make_config
 from schemas.catalogue import catalogue
 
 POLL_S = 0.05
+SAMPLE_S = 2.0
+BACK_WITHIN_S = 15.0
+PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 STOPPED_WITHIN_S = 5.0
 DENY_SECRETS = (
     {"permit": "deny", "action": "all", "filter": "secret/#"},
@@ -45,13 +51,49 @@ class ChaosEdge(FleetEdge):
         self.to_kafka = to_kafka
         self.address, self.http_port = (HOST, ports[0]), ports[1]
         self.to_clients = FaultProxy(0, self.address)
-        table = self._config.model_dump(mode="python")
-        table |= {"acl": DENY_SECRETS, "limits": LIMITS, "listeners": [{"port": ports[0]}]}
-        self._config = make_config(table | {"http": {"port": ports[1], "page": False}}, "chaos")
+        self.environment: dict[str, str] = {}  # of its next process; start no other edge at the same time
+        self.configure(
+            acl=DENY_SECRETS,
+            limits=LIMITS,
+            listeners=[{"port": ports[0]}],
+            http={"port": ports[1], "page": False},
+        )
+
+    def configure(self, **table: Any) -> None:
+        """Other settings, from the next start on."""
+        self._config = make_config(self._config.model_dump(mode="python") | table, "chaos")
+
+    async def start(self) -> None:
+        """Return when clients are served."""
+        before = {name: os.environ.get(name) for name in self.environment}
+        os.environ.update(self.environment)
+        try:
+            await super().start()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
     @property
     def is_running(self) -> bool:
         return self._child is not None
+
+    async def sample(self) -> tuple[int, int, int | None] | None:
+        """Resident KiB, open descriptors, asyncio tasks; None when it does not run."""
+        try:
+            process = Path(f"/proc/{self.pid}")
+            pages = int((process / "statm").read_text().split()[1])
+            files = len(list((process / "fd").iterdir()))
+        except (AssertionError, OSError):
+            return None
+        try:
+            async with asyncio.timeout(SAMPLE_S):
+                tasks: int | None = int((await self.figures())["tasks"])
+        except (aiohttp.ClientError, TimeoutError, OSError, KeyError):
+            tasks = None
+        return pages * PAGE_KB, files, tasks
 
     async def terminate(self) -> tuple[int, float]:
         """SIGTERM; its exit code, and how long it took."""
@@ -90,6 +132,7 @@ class ChaosKafka(EmbeddedKafka):
             port,
             properties={
                 "controller.quorum.voters": f"1@{HOST}:{controller}",
+                "log.cleaner.backoff.ms": "500",  # compaction is soon done where it is forced
                 "listeners": ",".join(listeners),
                 "advertised.listeners": ",".join(advertised),
                 "listener.security.protocol.map": ",".join(
@@ -119,8 +162,13 @@ class Site:
     """Kafka, edges and proxies of one run, and the recorder of its history."""
 
     def __init__(self, folder: Path, edges: int, recorder: Recorder) -> None:
+        self.folder = folder
         self.recorder = recorder
-        self.before_deletion: dict[Position, list[MemoryRecord]] = {}  # what DeleteRecords has taken
+        self.before_deletion: dict[Position, list[MemoryRecord]] = {}  # what DeleteRecords or compaction has taken
+        self.credentials: dict[str, object] = {}  # of all clients
+        self.at_end = ExitStack()
+        self._sampling: asyncio.Task[None] | None = None
+        self._started: list[Sample] = []
         free = random.sample(PORTS, edges * 20)  # each once: they are bound later
         ports = {f"EDGE{number}": _free(free) for number in range(edges)}  # Kafka comes back to them after kill -9
         targets = [(HOST, port) for port in ports.values()]
@@ -142,9 +190,12 @@ class Site:
         await asyncio.gather(*(edge.start() for edge in self.edges))
         for edge in self.edges:
             await edge.to_clients.start()
+        await self._sample("start")
+        self._sampling = asyncio.create_task(self._keep_sampling())
 
     async def stop(self) -> None:
         """Whatever state they are in."""
+        await self._stop_sampling()
         if self.kafka.is_running:
             self.kafka.go_on()
         for edge in self.edges:
@@ -154,6 +205,46 @@ class Site:
             await edge.to_clients.stop()
             await edge.to_kafka.stop()
         await asyncio.to_thread(self.kafka.stop)
+        self.at_end.close()
+
+    async def until_left(self) -> None:
+        """All clients have gone: wait until the edges have what they had in the beginning, or for 15 s."""
+        await self._stop_sampling()
+        deadline = time.monotonic() + BACK_WITHIN_S
+        base = baseline(self._started)
+        while True:
+            samples = await self._samples("left")
+            if not any(above(each, base) for each in samples) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.5)
+        await self._sample("left")
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            await self._sample("run")
+
+    async def _stop_sampling(self) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.gather(self._sampling, return_exceptions=True)
+
+    async def _sample(self, phase: str) -> None:
+        samples = await self._samples(phase)
+        if phase == "start":
+            self._started = samples
+        for each in samples:
+            self.recorder.write(
+                "sample", edge=each.edge, phase=phase, memory_kb=each.memory_kb, files=each.files, tasks=each.tasks
+            )
+
+    async def _samples(self, phase: str) -> list[Sample]:
+        found = await asyncio.gather(*(edge.sample() for edge in self.edges))
+        return [
+            Sample(0.0, edge.node_id, phase, *values)
+            for edge, values in zip(self.edges, found, strict=True)
+            if values is not None
+        ]
 
     def addresses(self, first: int) -> list[tuple[str, int]]:
         """Where clients connect: all edges, from one on, through the proxies in front of them."""
@@ -197,6 +288,25 @@ class Site:
             return log
         finally:
             await consumer.stop()
+
+    async def read_again(self, log: Mapping[Position, Sequence[MemoryRecord]]) -> Digests:
+        """The same partitions up to the same ends, by the reader that the edges use."""
+        reader = KafkaLog(self.kafka.bootstrap, client_id="second-reader")
+        await reader.start()
+        try:
+            wanted = {place: records[-1].offset for place, records in log.items() if records}
+            consumer = reader.consumer(None, read_committed=True)
+            consumer.assign(await reader.start_offsets(wanted.keys()))
+            found: dict[Position, list[tuple[int, str]]] = {place: [] for place in wanted}
+            async with asyncio.timeout(60):
+                while any(not found[place] or found[place][-1][0] < last for place, last in wanted.items()):
+                    for place, records in await consumer.fetch(1.0):
+                        found[place] += [each for each in digests(records) if each[0] <= wanted[place]]
+            return found
+        except TimeoutError:
+            return found  # the comparison says what is missing
+        finally:
+            await reader.stop()
 
     async def delete_records(self, kafka_topic: str) -> None:
         """DeleteRecords of all that a Kafka topic holds; it stays in `before_deletion`."""

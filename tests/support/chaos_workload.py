@@ -1,5 +1,5 @@
 """What clients do while faults happen: publishers with sessions, durable subscribers that come and go, a shared
-subscription, wills, retained messages, and what the ACL forbids.
+subscription, wills, retained messages, messages that expire, and what the ACL forbids.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from support.chaos_client import RecordedClient
 from support.chaos_site import Site
 from support.simulation_checks import EdgeLeft
 
-from edge.client import MqttClientError, Publish
+from edge.client import MqttClientError, Properties, Publish
 from edge.wire import Will
 
 PUBLISHERS = 20
@@ -25,6 +25,7 @@ PAUSE_S = (0.2, 0.6)  # of a publisher
 STAYS_S = (3.0, 9.0)  # a subscriber, before it goes
 AWAY_S = (0.2, 2.5)
 UNACKNOWLEDGED_MAX = 40
+EXPIRY_S = 2
 QUIET_S = 3.0
 WILLS_S = 9.0  # an edge is held for dead after 6 s, then its wills are published
 SETTLE_S = 75.0
@@ -39,6 +40,7 @@ class Workload:
         self.publishers = [self._publisher(number) for number in range(PUBLISHERS)]
         self.subscribers = [self._client(f"s{number}", number, 4 + number % 2) for number in range(SUBSCRIBERS)]
         self.members = [self._client(f"m{number}", number, 5) for number in range(MEMBERS)]
+        self.guests: list[RecordedClient] = []  # of the scenario: they come to rest and leave with the others
         self.resting: set[str] = set()  # subscribers that are left alone
         self.receipts = 0
         self._over = asyncio.Event()
@@ -48,7 +50,14 @@ class Workload:
 
     @property
     def clients(self) -> list[RecordedClient]:
-        return [*self.subscribers, *self.members, *self.publishers]
+        return [*self.subscribers, *self.members, *self.publishers, *self.guests]
+
+    def guest(self, name: str, edge: int, **settings: object) -> RecordedClient:
+        """One more client, of the scenario."""
+        client = self._client(name, edge, 5, **settings)
+        client.on_message(self._received)
+        self.guests.append(client)
+        return client
 
     def wanted(self) -> dict[str, frozenset[str]]:
         """The Topic Filters of each durable client."""
@@ -108,6 +117,7 @@ class Workload:
 
     def _client(self, name: str, edge: int, version: int, **settings: object) -> RecordedClient:
         addresses = self.site.addresses(edge % len(self.site.edges))
+        settings = self.site.credentials | settings
         return RecordedClient(self.site.recorder, name, addresses, protocol_version=version, **settings)
 
     def _publisher(self, number: int) -> RecordedClient:
@@ -121,19 +131,23 @@ class Workload:
 
     async def _publish(self, client: RecordedClient) -> None:
         name, number = client.client_id, 0
-        kind = int(name[1:]) % KINDS
+        kind, version = int(name[1:]) % KINDS, 4 + int(name[1:]) % 2
         while not self._over.is_set():
             await asyncio.sleep(self.rng.uniform(*PAUSE_S))
             if client.unacknowledged > UNACKNOWLEDGED_MAX:
                 continue
             number += 1
             topic_name, is_retained = f"c/{kind}/{name}", number % 7 == 0
+            properties = None
             if is_retained:
                 topic_name = f"kept/{name}/{number % 2}"
+            elif number % 5 == 0 and version == 5:
+                properties = Properties(message_expiry_interval_s=EXPIRY_S)
             elif number % 23 == 0:
                 topic_name = "secret/x"
             with suppress(MqttClientError):
-                client.publish(topic_name, f"{name}:{number}", self.rng.choice((1, 1, 2, 2, 0)), is_retained)
+                qos = self.rng.choice((1, 1, 2, 2, 0))
+                client.publish(topic_name, f"{name}:{number}", qos, is_retained, properties)
             if self.rng.random() < 0.004:
                 client.drop_connection()
 
@@ -158,7 +172,14 @@ class Workload:
     async def _retained(self, number: int) -> EdgeLeft:
         edge = self.site.edges[number]
         address = edge.to_clients.address
-        probe = RecordedClient(self.site.recorder, f"probe-{number}", [address], session_expiry_s=0, clean_start=True)
+        probe = RecordedClient(
+            self.site.recorder,
+            f"probe-{number}",
+            [address],
+            session_expiry_s=0,
+            clean_start=True,
+            **self.site.credentials,
+        )
         retained: dict[bytes, tuple[bytes, tuple[str, int], int]] = {}
 
         def take(packet: Publish) -> None:

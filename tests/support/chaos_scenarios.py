@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from statistics import quantiles
 
 from aiokafka import AIOKafkaProducer
-from support.chaos_checks import Run, resume_s
+from support.chaos_checks import Run, group_stall_s, resume_s
 from support.chaos_client import KEEP_ALIVE_S, RecordedClient
+from support.chaos_context import Context, Scenario
+from support.chaos_crowds import group_churn, silent_and_wrong, slow_reader, take_passwords
 from support.chaos_poison import poison_records
 from support.chaos_proxy import FaultProxy, Mode
-from support.chaos_site import ChaosEdge, Site, until_status
-from support.chaos_workload import Workload
+from support.chaos_site import ChaosEdge, until_status
+from support.chaos_surroundings import clock, compaction, disk_full, need_libfaketime, small_disk
 from support.simulation_loop import EPOCH_S
 
 from edge.wire import Will
 from schemas.catalogue import catalogue
 
+KILL_EVERY_S = 20.0
+SHORT_PAUSE_S = 6.0
+SHARED_STALL_S = 8.0
 RESUME_P95_S = 5.0
 FIRST_PUBACK_S = 3.0
 NOT_READY_S = 10.0
@@ -28,43 +32,20 @@ DRAINED_S = 10.0
 HALF_OPEN_S = 1.5 * KEEP_ALIVE_S + 5.0
 
 
-@dataclass(slots=True)
-class Context:
-    """What a scenario works on, and where it says what it found. `after`: judged when the history is whole."""
-
-    site: Site
-    load: Workload
-    figures: dict[str, float] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    after: list[Callable[[Run], None]] = field(default_factory=list)
-
-    def must(self, what: str, value: float | None, most: float) -> None:
-        """A figure that has a limit; None: it did not happen at all."""
-        self.figures[what] = round(value, 2) if value is not None else -1.0
-        if value is None or value > most:
-            self.faults.append(f"{what}: {'never' if value is None else f'{value:.2f}'}, at most {most:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """`edges`: how many; the load goes on for `lead_s` before and after."""
-
-    text: str
-    run: Callable[[Context], Awaitable[None]]
-    lead_s: float = 4.0
-
-
 async def nothing(context: Context) -> None:
     await asyncio.sleep(20)
 
 
 async def kill_edges(context: Context) -> None:
+    """Every 20 s, and once each."""
     for edge in context.site.edges:
+        began = time.monotonic()
         async with context.site.fault("kill -9", edge.node_id):
             await edge.kill()
             await asyncio.sleep(2)
             await edge.start()
-        await asyncio.sleep(7)
+        if edge is not context.site.edges[-1]:
+            await asyncio.sleep(max(0.0, KILL_EVERY_S - (time.monotonic() - began)))
     context.after.append(lambda run: _resumed(context, run))
 
 
@@ -72,6 +53,17 @@ def _resumed(context: Context, run: Run) -> None:
     took = sorted(resume_s(run))
     if len(took) > 1:
         context.must("resume p95, s", quantiles(took, n=20)[-1], RESUME_P95_S)
+    context.must("longest stall of the shared group, s", group_stall_s(run), SHARED_STALL_S)
+
+
+def brief_kill(context: Context) -> Awaitable[None]:
+    return _killed(context, context.site.edges[1])
+
+
+async def _killed(context: Context, edge: ChaosEdge) -> None:
+    async with context.site.fault("kill -9", edge.node_id):
+        await edge.kill()
+        await edge.start()
 
 
 def pause_edge(seconds: float) -> Callable[[Context], Awaitable[None]]:
@@ -81,20 +73,22 @@ def pause_edge(seconds: float) -> Callable[[Context], Awaitable[None]]:
             edge.pause()
             await asyncio.sleep(seconds)
             edge.go_on()
-        await asyncio.sleep(10)
 
     return run
 
 
-async def kill_kafka(context: Context) -> None:
-    kafka = context.site.kafka
-    for _ in range(2):
-        async with context.site.fault("kill -9"):
-            await asyncio.to_thread(kafka.kill)
-            await asyncio.sleep(2)
-            await asyncio.to_thread(kafka.start)
-        await asyncio.sleep(10)
-    context.after.append(lambda run: _first_puback(context, run))
+def kill_kafka(times: int) -> Callable[[Context], Awaitable[None]]:
+    async def run(context: Context) -> None:
+        kafka = context.site.kafka
+        for number in range(times):
+            await asyncio.sleep(3 if number else 0)
+            async with context.site.fault("kill -9"):
+                await asyncio.to_thread(kafka.kill)
+                await asyncio.sleep(1)
+                await asyncio.to_thread(kafka.start)
+        context.after.append(lambda run: _first_puback(context, run))
+
+    return run
 
 
 def _first_puback(context: Context, run: Run) -> None:
@@ -103,6 +97,7 @@ def _first_puback(context: Context, run: Run) -> None:
     took = [
         next((at for at in answers if at > fault.until_at), fault.until_at + 1e6) - fault.until_at
         for fault in history.faults
+        if (fault.kind, fault.edge) == ("kill -9", "kafka")
     ]
     context.must("first PUBACK after Kafka, s", max(took), FIRST_PUBACK_S)
 
@@ -114,21 +109,22 @@ def pause_kafka(seconds: float) -> Callable[[Context], Awaitable[None]]:
             await asyncio.to_thread(kafka.pause)
             await asyncio.sleep(seconds)
             kafka.go_on()
-        await asyncio.sleep(12)
 
     return run
 
 
-async def cut_edge(context: Context) -> None:
-    edge = context.site.edges[0]
-    async with context.site.fault("cut from Kafka", edge.node_id):
-        edge.to_kafka.set(requests="hold", answers="hold")
-        context.must("not ready after, s", await until_status(edge, 503, 30), NOT_READY_S)
-        await asyncio.sleep(max(0.0, 30 - context.figures["not ready after, s"]))
-        edge.to_kafka.set()
-    context.must("ready again after, s", await until_status(edge, 200, 30), 30)
-    await asyncio.sleep(5)
-    context.after.append(lambda run: _closed_in_time(context, run, edge))
+def cut_edge(seconds: float) -> Callable[[Context], Awaitable[None]]:
+    async def run(context: Context) -> None:
+        edge = context.site.edges[0]
+        async with context.site.fault("cut from Kafka", edge.node_id):
+            edge.to_kafka.set(requests="hold", answers="hold")
+            context.must("not ready after, s", await until_status(edge, 503, 30), NOT_READY_S)
+            await asyncio.sleep(max(0.0, seconds - context.figures["not ready after, s"]))
+            edge.to_kafka.set()
+        context.must("ready again after, s", await until_status(edge, 200, 30), 30)
+        context.after.append(lambda run: _closed_in_time(context, run, edge))
+
+    return run
 
 
 def _closed_in_time(context: Context, run: Run, edge: ChaosEdge) -> None:
@@ -152,7 +148,6 @@ def lose(requests: Mode, answers: Mode, seconds: float) -> Callable[[Context], A
             edge.to_kafka.set(requests=requests, answers=answers)
             await asyncio.sleep(seconds)
             edge.to_kafka.set()
-        await asyncio.sleep(12)
 
     return run
 
@@ -187,6 +182,12 @@ async def reset_clients(context: Context) -> None:
         await asyncio.sleep(4)
 
 
+async def reset_once(context: Context) -> None:
+    edge = context.site.edges[0]
+    async with context.site.fault("clients reset", edge.node_id):
+        edge.to_clients.reset_all()
+
+
 async def drop_to_clients(context: Context) -> None:
     """What an edge sends is lost for 8 s; what clients send arrives."""
     edge = context.site.edges[0]
@@ -194,7 +195,6 @@ async def drop_to_clients(context: Context) -> None:
         edge.to_clients.set(answers="drop")
         await asyncio.sleep(8)
         edge.to_clients.set()
-    await asyncio.sleep(10)
 
 
 async def half_open(context: Context) -> None:
@@ -222,21 +222,33 @@ async def half_open(context: Context) -> None:
 
 
 async def rolling(context: Context) -> None:
-    for edge in context.site.edges:
-        async with context.site.fault("SIGTERM", edge.node_id):
-            code, took_s = await edge.terminate()
-            await edge.start()
-        if code:
-            context.faults.append(f"{edge.node_id} ended with {code}")
-        context.must(f"{edge.node_id} drained in, s", took_s, DRAINED_S)
-        await asyncio.sleep(3)
+    for number in range(len(context.site.edges)):
+        await asyncio.sleep(3 if number else 0)
+        await _rolled(context, context.site.edges[number])
+
+
+async def rolling_one(context: Context) -> None:
+    await _rolled(context, context.site.edges[2])
+
+
+async def _rolled(context: Context, edge: ChaosEdge) -> None:
+    async with context.site.fault("SIGTERM", edge.node_id):
+        code, took_s = await edge.terminate()
+        await edge.start()
+    if code:
+        context.faults.append(f"{edge.node_id} ended with {code}")
+    context.must(f"{edge.node_id} drained in, s", took_s, DRAINED_S)
 
 
 async def storm(context: Context) -> None:
     for _ in range(10):
-        async with context.site.fault("take-over", "all"):
-            context.load.storm()
+        await storm_once(context)
         await asyncio.sleep(2)
+
+
+async def storm_once(context: Context) -> None:
+    async with context.site.fault("take-over", "all"):
+        context.load.storm()
 
 
 async def poison(context: Context) -> None:
@@ -251,7 +263,7 @@ async def poison(context: Context) -> None:
                     await producer.send_and_wait(spec.name, value, key, partition=partition, headers=list(headers))
     finally:
         await producer.stop()
-    await asyncio.sleep(15)
+    await asyncio.sleep(4)
 
 
 async def truncate(context: Context) -> None:
@@ -268,36 +280,59 @@ async def truncate(context: Context) -> None:
     await client.connect()
     if client.connack is None or client.connack.session_present:
         context.faults.append("the session goes on over deleted records without a word")
-    await asyncio.sleep(10)
+
+
+def one_after_the_other(*runs: Callable[[Context], Awaitable[None]]) -> Callable[[Context], Awaitable[None]]:
+    """Several faults on one site, with a pause between them."""
+
+    async def run(context: Context) -> None:
+        for number, each in enumerate(runs):
+            await asyncio.sleep(SHORT_PAUSE_S if number else 0)
+            await each(context)
+
+    return run
 
 
 SCENARIOS: dict[str, Scenario] = {
     "nothing": Scenario("no fault: subscribers come and go", nothing),
-    "kill-edges": Scenario("kill -9 of an edge every 10 s", kill_edges),
+    "kill-edges": Scenario("kill -9 of an edge every 20 s", kill_edges),
     "pause-edge-5": Scenario("SIGSTOP of an edge, 5 s", pause_edge(5)),
     "pause-edge-15": Scenario("SIGSTOP of an edge, 15 s", pause_edge(15)),
-    "kill-kafka": Scenario("kill -9 of Kafka, twice", kill_kafka),
+    "pause-edge-40": Scenario("SIGSTOP of an edge, 40 s", pause_edge(40)),
+    "kill-kafka": Scenario("kill -9 of Kafka, ten times", kill_kafka(10)),
     "pause-kafka-5": Scenario("SIGSTOP of Kafka, 5 s", pause_kafka(5)),
     "pause-kafka-30": Scenario("SIGSTOP of Kafka, 30 s", pause_kafka(30)),
-    "cut-edge-30": Scenario("an edge cut from Kafka, 30 s", cut_edge),
+    "pause-kafka-90": Scenario("SIGSTOP of Kafka, 90 s", pause_kafka(90)),
+    "cut-edge-30": Scenario("an edge cut from Kafka, 30 s", cut_edge(30)),
+    "cut-edge-120": Scenario("an edge cut from Kafka, 120 s", cut_edge(120)),
     "answers-dropped": Scenario("Kafka's answers to an edge dropped, requests passed, 10 s", lose("pass", "drop", 10)),
     "requests-dropped": Scenario("an edge's requests to Kafka dropped, 10 s", lose("drop", "pass", 10)),
     "latency": Scenario("100-500 ms between edges and Kafka", latency),
     "reset-clients": Scenario("all connections to an edge reset, every 4 s", reset_clients),
     "drop-to-clients": Scenario("what an edge sends to clients dropped, 8 s", drop_to_clients),
     "half-open": Scenario("half-open client with a will", half_open),
+    "slow-reader": Scenario("one slow reader among 50", slow_reader),
+    "disk-full": Scenario("Kafka's disk full, then free again", disk_full, small_disk),
+    "clock": Scenario("clock of an edge 1 h ahead, then 1 h behind", clock, need_libfaketime),
     "rolling": Scenario("rolling SIGTERM of all edges", rolling),
     "take-over": Scenario("take-over storm: 13 sessions at once, every 2 s", storm),
+    "group-churn": Scenario("members of a shared group (30) and then edges come and go every 5 s", group_churn),
+    "compaction": Scenario("forced compaction, then all edges restarted", compaction),
     "poison": Scenario("poison records in each Kafka topic", poison),
     "truncate": Scenario("DeleteRecords past a session's position", truncate),
+    "strangers": Scenario("1,000 silent connections with 500 bad passwords a second", silent_and_wrong, take_passwords),
 }
-NOT_RUN = (
-    "SIGSTOP of an edge for 40 s and of Kafka for 90 s",
-    "an edge cut from Kafka for 120 s",
-    "one slow reader among 50",
-    "disk full",
-    "clock of an edge off by an hour",
-    "group churn every 5 s",
-    "forced compaction and restart",
-    "1,000 silent connections with 500 bad passwords a second",
+SHORT = Scenario(
+    "what every run of the tests does: several faults on one site",
+    one_after_the_other(
+        brief_kill,
+        pause_edge(5),
+        lose("pass", "drop", 5),
+        reset_once,
+        kill_kafka(1),
+        pause_kafka(3),
+        rolling_one,
+        storm_once,
+        poison,
+    ),
 )
