@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import edge
-from benchmarks.sessions import exactly_once, fight, node_death, paused, retained_views, storm
+from benchmarks.sessions import exactly_once, fight, node_death, paused, replayed, retained_views, storm
 from benchmarks.sessions.fleet import Fleet, fleet
 from benchmarks.sessions.outcome import Outcome
 from bridge.embedded_kafka import EmbeddedKafka
@@ -41,6 +41,7 @@ SCENARIOS = {
     "fight": Scenario(3, fight.run, fight.FULL, fight.QUICK),
     "paused-owner": Scenario(3, paused.run, paused.PAUSE_S, paused.PAUSE_QUICK_S),
     "node-death": Scenario(3, node_death.run, node_death.OF_EACH, node_death.OF_EACH_QUICK),
+    "replay": Scenario(2, replayed.run, replayed.FULL, replayed.QUICK),
     "retained": Scenario(2, retained_views.run, retained_views.FULL, retained_views.QUICK),
 }
 
