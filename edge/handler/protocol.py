@@ -62,6 +62,7 @@ from edge.session.effects import (
     StoreReleased,
 )
 from edge.session.engine import SessionEngine
+from edge.session.late import deliver_late
 from edge.session.transitions import ConnectionState
 from edge.wire import Packet, ReasonCode, encode
 from schemas.sessions import StoredSubscription
@@ -238,7 +239,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         engine = self.engine
         if not self.is_open or (self.retaining is not None and not self.retaining.before_live(delivery)):
             return False
-        taken = engine.deliver_late(delivery, grant, self._loop.time())
+        taken = deliver_late(engine, delivery, grant, self._loop.time())
         self.settle()
         return taken
 

@@ -12,6 +12,7 @@ from bridge.subscriptions import Grant
 from edge.access.enhanced import Step
 from edge.access.limits import ClientRate, Limits
 from edge.session import reading
+from edge.session.acknowledging import on_puback, on_pubcomp, on_pubrec
 from edge.session.authenticating import Authentication, Denied, check_before_connack, received_auth
 from edge.session.connect import MQTT_5, PACKET_BYTES_UNLIMITED, Capabilities, Negotiated, Refusal, connack, negotiate
 from edge.session.effects import (
@@ -26,7 +27,7 @@ from edge.session.effects import (
     PublishWill,
     ResumeReading,
 )
-from edge.session.ends import is_normal, may_be_told
+from edge.session.ends import is_normal, may_be_told, on_disconnect, take_session_expiry
 from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming, Resolve
 from edge.session.outgoing import Outgoing
@@ -218,7 +219,7 @@ class SessionEngine:
             self.authentication.connected(answer.properties)
         if not self.send(answer):  # no CONNACK fits: the client would wait for ever
             self.state = next_state(self.state, ConnectionEvent.SERVER_DISCONNECT)
-            self._close("CONNACK is larger than the client's Maximum Packet Size")
+            self.close("CONNACK is larger than the client's Maximum Packet Size")
             return
         self.was_accepted = True
         self._framer.packet_bytes_max = self.limits.packet_bytes_max
@@ -255,7 +256,7 @@ class SessionEngine:
             properties.reason_string = reason
         if self.protocol_version == MQTT_5 or connack_return_code(reason_code) is not None:  # [MQTT311-3.2.2-6]
             self.send(Connack(session_present=False, reason_code=reason_code, properties=properties))
-        self._close(reason)
+        self.close(reason)
 
     def record_appended(self, packet_id: int) -> None:
         """Kafka holds the record on all in-sync replicas: PUBACK in its turn [MQTT5-4.3.2-4] [MQTT311-4.3.2-2]."""
@@ -313,7 +314,12 @@ class SessionEngine:
     def outgoing_stored(self, packet_id: int, now: float) -> None:
         """Identifier and position are stored: PUBLISH."""
         if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
-            self.outgoing.stored(packet_id, self._wall_ms(now))
+            self.outgoing.stored(packet_id, self.wall_ms(now))
+
+    def outgoing_refused(self, packet_id: int, now: float) -> None:
+        """The message is another session's: nothing of it was sent."""
+        if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
+            self.outgoing.refused(packet_id, self.wall_ms(now))
 
     def release_stored(self, packet_id: int) -> None:
         """That the client has the message is stored: PUBREL."""
@@ -341,36 +347,10 @@ class SessionEngine:
             return
         if grant.no_local and delivery.client_id == self.client_id:  # [MQTT5-3.8.3-3]
             return
-        outgoing.deliver(delivery, grant, self._wall_ms(now) if delivery.expiry_s is not None else 0)
+        outgoing.deliver(delivery, grant, self.wall_ms(now) if delivery.expiry_s is not None else 0)
         if outgoing.overflowed:
             outgoing.overflowed = False
             self.effects.append(FallBehind((delivery.kafka_topic, delivery.partition), delivery.offset))
-
-    def deliver_late(self, delivery: Delivery, grant: Grant, now: float) -> bool:
-        """A message that was missed and read from the log again; False: no room. Half the buffer is left to what comes
-        live."""
-        outgoing = self.outgoing
-        if outgoing is None or self.state is not ConnectionState.CONNECTED:
-            return False
-        resuming = outgoing.resuming
-        position = (delivery.kafka_topic, delivery.partition)
-        if resuming is not None and resuming.is_before(position, delivery.offset):
-            entry = resuming.entry(position, delivery.offset)
-            if entry is None:
-                return True  # acknowledged on an earlier connection
-            if not outgoing.has_room:
-                return False
-            retain = delivery.retain and grant.retain_as_published
-            outgoing.resend(delivery, entry, retain, grant.subscription_ids, self._wall_ms(now))
-            return True
-        if resuming is not None and resuming.packet_ids:
-            has_room = outgoing.has_room  # what is sent again needs an empty buffer, and would else never see one
-        else:
-            has_room = outgoing.has_room_for(len(delivery.payload), share=2)
-        if not has_room:
-            return False
-        self.deliver(delivery, grant, now)
-        return True
 
     def left_in_flight(self, position: Position) -> list[InFlight]:
         """What was in flight on the partition and has not been sent again."""
@@ -401,7 +381,7 @@ class SessionEngine:
         self.resume(reading.UNREAD)
         if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
             self.outgoing.writable = True
-            self.outgoing.drain(self._wall_ms(now))
+            self.outgoing.drain(self.wall_ms(now))
 
     def backbone_full(self, full: bool) -> None:
         """The publisher's buffer is full (or no longer): stop reading rather than drop."""
@@ -427,7 +407,7 @@ class SessionEngine:
         self.reason = self.reason or "connection lost"
         self._end()
         if connected:
-            self._publish_will()
+            self.publish_will()
 
     def let_go(self) -> None:
         """The connection is over and its session is taken down: nothing refers back to its owner or to this, so that
@@ -448,7 +428,7 @@ class SessionEngine:
         if self.state in (ConnectionState.AWAITING_CONNECT, ConnectionState.AUTHENTICATING):
             if now >= self._accepted_at + self.limits.connect_timeout_s:
                 self.state = next_state(self.state, ConnectionEvent.CONNECT_TIMEOUT)
-                self._close("no CONNECT within the time limit")
+                self.close("no CONNECT within the time limit")
         elif self.state is ConnectionState.CONNECTED and self._silent_until() <= now:
             if self.paused & ~reading.UNREAD:  # it is we who do not listen: the silence starts anew
                 self._last_received = now
@@ -490,7 +470,7 @@ class SessionEngine:
         elif self.authentication is not None and self.state is ConnectionState.AUTHENTICATING:
             check_before_connack(packet)
             self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
-            self._close("DISCONNECT before CONNACK")
+            self.close("DISCONNECT before CONNACK")
         elif self.state is ConnectionState.AUTHENTICATING or (
             self._held is not None and isinstance(packet, Publish | Subscribe | Unsubscribe | Disconnect)
         ):
@@ -505,17 +485,15 @@ class SessionEngine:
             self._held = []
             self.effects.append(CloseSubscriptions(packet))
         elif isinstance(packet, Disconnect):
-            self._on_disconnect(packet)
+            on_disconnect(self, packet)
         elif isinstance(packet, Puback):
-            if self.outgoing is not None:
-                self.outgoing.acknowledged(packet.packet_id, now, self.wall_offset_ms)
+            on_puback(self, packet, now)
         elif isinstance(packet, Pubrec):
-            self._on_pubrec(packet, now)
+            on_pubrec(self, packet, now)
         elif isinstance(packet, Pubrel):
             on_pubrel(self, packet)
         elif isinstance(packet, Pubcomp):
-            if self.outgoing is not None:
-                self.outgoing.completed(packet.packet_id, self._wall_ms(now))
+            on_pubcomp(self, packet, now)
         else:
             raise ProtocolError(f"{type(packet).__name__.upper()} is not expected here", "MQTT5-4.13.1-1")
 
@@ -536,14 +514,6 @@ class SessionEngine:
             self.authentication = Authentication(packet.properties.authentication_method)
         self.effects.append(Authenticate(packet, negotiated.client_id))
 
-    def _on_pubrec(self, packet: Pubrec, now: float) -> None:
-        outgoing = self.outgoing
-        if packet.reason_code >= ReasonCode.UNSPECIFIED_ERROR:  # the client refuses it: done [MQTT5-4.3.3-4]
-            if outgoing is not None:
-                outgoing.completed(packet.packet_id, self._wall_ms(now))
-        elif outgoing is None or not outgoing.received(packet.packet_id):
-            self.send(Pubrel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
-
     def _on_subscribe(self, packet: Subscribe) -> None:
         self._opened_outgoing()
         self._held = []  # what follows waits for the SUBACK, as if it were done at once
@@ -562,30 +532,13 @@ class SessionEngine:
                 self.limits.buffer_bytes_max,
                 min(negotiated.topic_alias_maximum, self.limits.topic_alias_maximum),
                 self._emit if self.is_durable else None,
+                self._emit,
             )
             self.outgoing.writable = self._writable
         return self.outgoing
 
     def _emit(self, effect: Effect) -> None:
         self.effects.append(effect)
-
-    def _on_disconnect(self, packet: Disconnect) -> None:
-        if not self._take_session_expiry(packet):
-            raise ProtocolError("Session Expiry Interval was 0 in CONNECT and must stay 0", "MQTT5 §3.14.2.2.2")
-        self.state = next_state(self.state, ConnectionEvent.DISCONNECT_RECEIVED)
-        if not is_normal(packet):  # [MQTT5-3.14.4-3] [MQTT311-3.14.4-3]
-            self._publish_will()
-        self._close("DISCONNECT")
-
-    def _take_session_expiry(self, packet: Disconnect) -> bool:
-        """What DISCONNECT says of it, if anything; False: it may not be said."""
-        assert self.negotiated is not None
-        expiry_s = packet.properties.session_expiry_interval_s if packet.properties is not None else None
-        if expiry_s and not self.negotiated.session_expiry_requested_s:
-            return False
-        if expiry_s is not None:
-            self.session_expiry_s = min(expiry_s, self.capabilities.session_expiry_s_max)
-        return True
 
     # Ends ----------------------------------------------------------------------------------------------------------
 
@@ -603,7 +556,7 @@ class SessionEngine:
         waits = before is ConnectionState.AWAITING_CONNECT or self.authentication is not None  # for its CONNACK
         if waits and may_be_told(violation, version):
             self.out.append(encode(Connack(reason_code=violation.reason_code), version or 4))
-        self._close(str(violation))
+        self.close(str(violation))
 
     def _say_goodbye(
         self, connected: bool, reason_code: ReasonCode, reason: str, server_reference: str | None = None
@@ -614,10 +567,11 @@ class SessionEngine:
                 if self.negotiated is not None and self.negotiated.problem_information:
                     properties.reason_string = reason
                 self.send(Disconnect(reason_code, properties))
-            self._publish_will()
-        self._close(reason)
+            self.publish_will()
+        self.close(reason)
 
-    def _close(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
+        """What is in `out` goes, nothing follows."""
         self._end()
         self.reason = reason
         self._held = None
@@ -627,11 +581,12 @@ class SessionEngine:
         if self.outgoing is not None:
             self.outgoing.writable = False  # nothing is sent any more [MQTT5-3.14.4-1]
         if self._leaving is not None:  # a DISCONNECT that waits counts
-            self._take_session_expiry(self._leaving)
+            take_session_expiry(self, self._leaving)
 
-    def _publish_will(self) -> None:
+    def publish_will(self) -> None:
+        """The will is due, unless a DISCONNECT that waits says no [MQTT5-3.14.4-3]."""
         will = self.will
-        if will is not None and not is_normal(self._leaving):  # a DISCONNECT that waits counts [MQTT5-3.14.4-3]
+        if will is not None and not is_normal(self._leaving):
             assert self.connect is not None
             self.connect.will = None  # once or not at all [MQTT5-3.1.2-10] [MQTT311-3.1.2-10]
             self.effects.append(PublishWill(will))
@@ -683,7 +638,8 @@ class SessionEngine:
         keep_alive_s = self.negotiated.keep_alive_s
         return self._last_received + keep_alive_s * self.limits.keep_alive_factor if keep_alive_s else float("inf")
 
-    def _wall_ms(self, now: float) -> int:
+    def wall_ms(self, now: float) -> int:
+        """`now` in milliseconds since the epoch."""
         return int(now * 1000 + self.wall_offset_ms)
 
     def send(self, packet: Packet) -> bool:

@@ -32,7 +32,8 @@ class Outgoing:
     the engine acts: it and what follows is read from the log again, later.
 
     `inflight` has the QoS 1 messages, `flows` the QoS 2 ones. Of a session that is stored (`emit` is given) the steps
-    of a QoS 2 flow are stored before the client hears of them: `emit` takes the effects that ask for it.
+    of a QoS 2 flow are stored before the client hears of them: `emit` takes the effects that ask for it. `hand_over`
+    takes that of a shared subscription's message, which is stored for every session.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Outgoing:
         "_bytes_max",
         "_emit",
         "_frame_key",
+        "_hand_over",
         "_is_limited",
         "_is_plain",
         "_last_id",
@@ -74,6 +76,7 @@ class Outgoing:
         queue_bytes_max: int,
         alias_maximum: int = 0,
         emit: Callable[[Effect], None] | None = None,
+        hand_over: Callable[[Effect], None] | None = None,
     ) -> None:
         self._out = out
         self._version = protocol_version
@@ -81,6 +84,7 @@ class Outgoing:
         self._alias_maximum = alias_maximum
         self._aliases: dict[bytes, int] = {}
         self._emit = emit
+        self._hand_over = hand_over or emit
         self._packet_bytes_max = packet_bytes_max
         self._is_limited = packet_bytes_max < PACKET_BYTES_UNLIMITED
         self._is_plain = not (self._is_limited or alias_maximum)
@@ -226,6 +230,22 @@ class Outgoing:
         assert delivery is not None
         self._put_out(delivery, 2, flow.retain, flow.subscription_ids, wall_ms, packet_id, flow.dup)
         self._keep_if_shared(delivery)
+
+    def refused(self, packet_id: int, wall_ms: int) -> None:
+        """It is not this session's: another member of the shared subscription gets it."""
+        flow = self.flows.get(packet_id)
+        if flow is None or flow.state is not Outbound.STORING:
+            return
+        del self.flows[packet_id]
+        self._window += 1
+        self.sent -= 1
+        if self._queue:
+            self.drain(wall_ms)
+
+    def flow_state(self, packet_id: int) -> Outbound | None:
+        """How far the QoS 2 message with this identifier is; None: the client has not been sent one yet."""
+        flow = self.flows.get(packet_id)
+        return flow.state if flow is not None and flow.state is not Outbound.STORING else None
 
     def received(self, packet_id: int) -> bool:
         """PUBREC of success: PUBREL follows, once that is stored [MQTT5-4.3.3-4] [MQTT311-4.3.3-1]; False: not in
@@ -388,7 +408,7 @@ class Outgoing:
 
     def let_go(self) -> None:
         """Nothing goes out any more, so nothing is asked for."""
-        self._emit = None
+        self._emit = self._hand_over = None
 
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics, $SYS and the dashboard."""
@@ -404,7 +424,7 @@ class Outgoing:
     def _send(
         self, delivery: Delivery, qos: int, retain: bool, subscription_ids: tuple[int, ...], wall_ms: int
     ) -> None:
-        if qos == 2 and self._emit is not None:
+        if qos == 2 and (self._emit is not None or (isinstance(delivery, SharedDelivery) and delivery.handover)):
             self._begin_stored(delivery, retain, subscription_ids, wall_ms)
             return
         packet_id = self._free_packet_id() if qos else 0
@@ -432,8 +452,8 @@ class Outgoing:
         self.sent += 1
         if not isinstance(delivery, RetainedDelivery | SharedDelivery):
             self.sent_to[delivery.kafka_topic, delivery.partition] = delivery.offset + 1
-        assert self._emit is not None
-        self._emit(StoreOutgoing(packet_id, delivery))
+        assert self._hand_over is not None
+        self._hand_over(StoreOutgoing(packet_id, delivery))
 
     def _put_out(
         self,

@@ -33,6 +33,7 @@ from edge.session.effects import (
 )
 from edge.session.engine import SessionEngine
 from edge.session.exactly_once import Outbound
+from edge.session.late import deliver_late
 from edge.session.resuming import InFlight, Resuming
 from edge.wire import (
     Connack,
@@ -340,7 +341,7 @@ class Playbook:
             case Deliver():
                 engine.deliver(event.delivery, event.grant, self.now)
             case DeliverLate():
-                self.taken = engine.deliver_late(event.delivery, event.grant, self.now)
+                self.taken = deliver_late(engine, event.delivery, event.grant, self.now)
             case PassOver():
                 engine.pass_over(event.delivery, event.grant)
             case Lost():

@@ -24,7 +24,7 @@ from support.playbook import (
 
 from bridge.delivery import Delivery
 from bridge.retained_view import RetainedDelivery
-from edge.session.effects import FallBehind, OpenSubscriptions, StoreDone, StoreOutgoing, StoreReleased
+from edge.session.effects import CloseConnection, FallBehind, OpenSubscriptions, StoreDone, StoreOutgoing, StoreReleased
 from edge.session.outgoing import PACKET_ID_MAX
 from edge.wire import (
     Connect,
@@ -178,15 +178,61 @@ def test_pubcomp_of_an_identifier_that_nobody_knows(version: int) -> None:
     assert sent(book) == [(1, b"1", False)]
 
 
-def test_answers_of_the_other_qos_are_not_taken() -> None:
-    book = clean()
+@BOTH
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Puback(1), "PUBACK for a QoS 2 message"),
+        (Pubrec(2), "PUBREC for a QoS 1 message"),
+        (Pubrec(2, ReasonCode.QUOTA_EXCEEDED), "PUBREC for a QoS 1 message"),
+        (Pubcomp(2), "PUBCOMP for a QoS 1 message"),
+        (Pubcomp(1), "PUBCOMP before PUBREL"),
+    ],
+    ids=["PUBACK", "PUBREC", "PUBREC-error", "PUBCOMP", "PUBCOMP-early"],
+)
+def test_an_answer_of_the_wrong_kind_ends_the_connection(
+    version: int, answer: Puback | Pubrec | Pubcomp, why: str
+) -> None:
+    """[MQTT5-4.13.1-1] [MQTT311-4.8.0-1]: it is for an identifier in flight, but not for what is in flight there."""
+    if version == 4 and answer.reason_code:
+        answer = Pubrec(2)  # 3.1.1 has no reason codes
+    book = durable(version)
     give(book, b"1")
     give(book, b"2", qos=1)
-    assert sent(book) == [(1, b"1", False), (2, b"2", False)]
-    book >> Puback(1) >> Pubcomp(2)
-    book.silent()
-    book >> Pubrec(2) << Pubrel(2, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
-    assert book.engine.statistics()["inflight"] == 2
+    book >> OutgoingStored(1)
+    assert {packet_id for packet_id, *_ in sent(book)} == {1, 2}
+    book.effects()
+    book >> answer
+    if version == 5:
+        assert book.packet(Disconnect).reason_code is ReasonCode.PROTOCOL_ERROR
+    assert book.effect(CloseConnection).reason.startswith(why)
+
+
+@BOTH
+def test_puback_after_pubrec_is_of_the_wrong_kind_too(version: int) -> None:
+    book = durable(version)
+    give(book, b"1")
+    book >> OutgoingStored(1) >> Pubrec(1) >> ReleaseStored(1)
+    book.packets()
+    book.effects()
+    book >> Puback(1)
+    if version == 5:
+        assert book.packet(Disconnect).reason_code is ReasonCode.PROTOCOL_ERROR
+    assert book.effect(CloseConnection).reason.startswith("PUBACK for a QoS 2 message")
+
+
+@BOTH
+def test_answers_to_what_is_not_in_flight_do_no_harm(version: int) -> None:
+    """They may be of an earlier connection; the message of identifier 1 has not been sent on this one."""
+    book = durable(version)
+    give(book, b"1")
+    assert book.effect(StoreOutgoing).packet_id == 1
+    for packet_id in (1, 9):
+        book >> Puback(packet_id) >> Pubcomp(packet_id)
+        book.silent()
+        book >> Pubrec(packet_id) << Pubrel(packet_id, ReasonCode(0x92 if version == 5 else 0))
+    book >> OutgoingStored(1)
+    assert sent(book) == [(1, b"1", False)]
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -213,13 +259,15 @@ def test_a_refusal_of_nothing() -> None:
 
 @BOTH
 def test_pubcomp_before_pubrel(version: int) -> None:
-    """A client that is through has the message; what is stored late finds nothing to do."""
+    """PUBREL waits for the store, so PUBCOMP cannot answer it; what is stored late finds nothing to do."""
     book = durable(version)
     give(book, b"1")
     book >> OutgoingStored(1) >> Pubrec(1)
     book.packets()
     book.effects()
-    book >> Pubcomp(1) << StoreDone(1)
+    book >> Pubcomp(1)
+    assert book.effect(CloseConnection).reason.startswith("PUBCOMP before PUBREL")
+    book.packets()
     book >> ReleaseStored(1) >> OutgoingStored(1)
     book.silent()
 

@@ -21,6 +21,7 @@ from edge.session.effects import (
     StoreReleased,
 )
 from edge.session.engine import SessionEngine
+from edge.session.late import deliver_late
 from edge.session.resuming import Resuming
 from edge.wire import Publish, ReasonCode
 
@@ -83,7 +84,7 @@ class Pair:
         received = self.engine.flows.received() if self.engine.flows is not None else frozenset()
         self.engine = self._connected(resuming, received)
         for offset in range(resuming.needs()[POSITION], self.sent):
-            assert self.engine.deliver_late(self._record(offset), grant(2), START_S)
+            assert deliver_late(self.engine, self._record(offset), grant(2), START_S)
         self.engine.partition_resumed(POSITION)
 
     def _deliver(self) -> None:

@@ -172,6 +172,7 @@ def test_the_new_window_holds() -> None:
     book >> Pubrec(1) << StoreReleased(1)
     book >> late(43)
     assert not book.taken
+    book >> ReleaseStored(1) << Pubrel(1)
     book >> Pubcomp(1) << StoreDone(1)
     book >> late(43)
     assert book.taken
@@ -273,6 +274,8 @@ def test_too_large_for_the_client_now() -> None:
     book.silent()
     book >> late(44)
     assert sent(book) == [(3, 44, True)]
+    book >> Pubrec(3) << StoreReleased(3)
+    book >> ReleaseStored(3) << Pubrel(3)
     book >> Pubcomp(3) << StoreDone(3)
     assert book.engine.statistics()["inflight"] == 0
     book >> PartitionResumed()
