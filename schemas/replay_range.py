@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -115,21 +116,46 @@ def is_point(text: str) -> bool:
 def position_token(positions: Mapping[tuple[str, int], int], time_ms: int = 0) -> str:
     """The text that names these next offsets per (Kafka topic, partition); partitions it does not name, which others
     may have added since, are then read from ``time_ms`` on."""
-    data = bytearray((_VERSION,))
-    _put_varint(data, time_ms)
-    by_topic: dict[str, list[tuple[int, int]]] = {}
-    for (kafka_topic, partition), offset in sorted(positions.items()):
-        by_topic.setdefault(kafka_topic, []).append((partition, offset))
-    for kafka_topic, partitions in by_topic.items():
-        name = kafka_topic.encode()
-        _put_varint(data, len(name))
-        data += name
-        _put_varint(data, len(partitions))
-        for partition, offset in partitions:
-            _put_varint(data, partition)
-            _put_varint(data, offset)
-    data += _check(data)
-    return TOKEN_PREFIX + urlsafe_b64encode(data).decode().rstrip("=")
+    return PositionTokens(positions, time_ms).token()
+
+
+class PositionTokens:
+    """The tokens of positions that move on: a token costs the same however many partitions there are, nearly."""
+
+    __slots__ = ("_heads", "_index", "_parts")
+
+    def __init__(self, positions: Mapping[tuple[str, int], int], time_ms: int = 0) -> None:
+        head = bytearray((_VERSION,))
+        _put_varint(head, time_ms)
+        ordered = sorted(positions)
+        counts = Counter(kafka_topic for kafka_topic, _ in ordered)
+        self._parts = [bytes(head)]
+        self._heads = [b""]  # what stands before a partition's offset: of a Kafka topic's first one, its name, too
+        self._index: dict[tuple[str, int], int] = {}
+        for kafka_topic, partition in ordered:
+            head = bytearray()
+            if counts[kafka_topic]:
+                name = kafka_topic.encode()
+                _put_varint(head, len(name))
+                head += name
+                _put_varint(head, counts.pop(kafka_topic))
+            _put_varint(head, partition)
+            self._index[kafka_topic, partition] = len(self._parts)
+            self._heads.append(bytes(head))
+            self._parts.append(b"")
+            self.move((kafka_topic, partition), positions[kafka_topic, partition])
+
+    def move(self, position: tuple[str, int], offset: int) -> None:
+        """The next offset of one partition."""
+        index = self._index[position]
+        data = bytearray(self._heads[index])
+        _put_varint(data, offset)
+        self._parts[index] = bytes(data)
+
+    def token(self) -> str:
+        """As of now."""
+        data = b"".join(self._parts)
+        return TOKEN_PREFIX + urlsafe_b64encode(data + _check(data)).decode().rstrip("=")
 
 
 def parse_position_token(text: str) -> ReplayPoint:

@@ -19,7 +19,7 @@ from typing import Protocol
 from bridge.delivery import Delivery
 from bridge.log import Position
 from schemas.message import Message
-from schemas.replay_range import position_token
+from schemas.replay_range import PositionTokens
 from schemas.sessions import ReplayPlace
 
 BUFFERED_LOW = 256  # a partition with less than this in its buffer is read on: a fetch brings up to 1 MiB of it
@@ -113,6 +113,7 @@ class ReplayFeed:
             )
             for position, place in places.items()
         }
+        self._tokens = PositionTokens({position: place.next_offset for position, place in places.items()})
         self._missing = {position for position, each in self._partitions.items() if each.is_missing}
         self._heads: list[tuple[int, Position, int]] = []  # of history: append time, partition, offset
         self._live: deque[Position] = deque()  # partitions with something behind their history, in turns
@@ -197,7 +198,7 @@ class ReplayFeed:
 
     def token(self) -> str:
         """Where to go on, for a client without a session that has all that was handed out."""
-        return position_token({position: partition.at for position, partition in self._partitions.items()})
+        return self._tokens.token()
 
     def hand_out(self, now: float) -> float | None:
         """Give the member what it has room for; when to call again, if the rate says so. ``now`` in s, monotonic."""
@@ -272,6 +273,7 @@ class ReplayFeed:
             self.handed += 1
             partition.open[offset] = None
             if self._with_positions:
+                self._tokens.move(position, partition.next_offset)
                 delivery = self._with_position(delivery, partition)
             if not self._member.deliver_replayed(delivery, self):
                 partition.open.pop(offset, None)
@@ -284,6 +286,8 @@ class ReplayFeed:
             partition.due.intersection_update([delivery.offset for delivery in partition.buffer])
         if not partition.is_missing:
             self._missing.discard(position)
+        if not partition.buffer:
+            self._tokens.move(position, partition.at)
         self._on_fed(self)
 
     def _queue(self, position: Position, partition: _Partition) -> None:
