@@ -25,3 +25,8 @@ def kafka_writer(
     if trigger.is_realtime:
         return writer.trigger(realTime=trigger.interval.spark)  # type: ignore[call-overload, no-any-return]  # not in its stub
     return writer.trigger(processingTime=trigger.interval.spark)
+
+
+def write_records(rows: DataFrame, kafka: KafkaSettings) -> None:
+    """Append the rows of a batch to Kafka, now."""
+    rows.write.format("kafka").options(**_PRODUCER, **kafka.spark_options).save()
