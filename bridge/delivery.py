@@ -71,9 +71,11 @@ class Delivery(NamedTuple):
 
 
 class SharedDelivery(Delivery):
-    """A delivery by a shared subscription: `group` hears when the member has acknowledged it."""
+    """A delivery by a shared subscription: `group` hears when the member has acknowledged it. With QoS 2 it is given to
+    the session by a `handover` (`bridge.shared.group`), or, by a replay, without one."""
 
     group: Any
+    handover: Any = None
 
     @classmethod
     def of(cls, delivery: Delivery, group: Any) -> SharedDelivery:

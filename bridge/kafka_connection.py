@@ -147,8 +147,16 @@ class KafkaConnection:
         raise LogUnavailable(f"{what} of group {group_id}: {trouble!r}")
 
     async def _ask_coordinator_once(self, group_id: str, request: Any) -> Any:
+        node = await self.group_coordinator(group_id)
+        return await self.client.send(node, request, group=ConnectionGroup.COORDINATION)
+
+    async def group_coordinator(self, group_id: str) -> int:
+        """The Kafka broker that coordinates the group, as far as is known; raises KafkaError."""
         node = self._coordinators.get(group_id)
         if node is None:
-            node = await self.client.coordinator_lookup(CoordinationType.GROUP, group_id)
-            self._coordinators[group_id] = node
-        return await self.client.send(node, request, group=ConnectionGroup.COORDINATION)
+            node = self._coordinators[group_id] = await self.client.coordinator_lookup(CoordinationType.GROUP, group_id)
+        return node
+
+    def forget_group_coordinator(self, group_id: str) -> None:
+        """It is another one now, perhaps."""
+        self._coordinators.pop(group_id, None)

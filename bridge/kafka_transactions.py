@@ -5,7 +5,9 @@ the markers of the transaction before are still on their way, and cannot say whe
 
     start   InitProducerId           the former holder of the transactional id is fenced, its transaction ended
     commit  AddPartitionsToTxn       all partitions in one request to the transaction's coordinator
+            AddOffsetsToTxn          for each group whose marks are stored with it
             Produce                  one request per Kafka broker, with a batch per partition; then the next batches
+            TxnOffsetCommit          beside Produce, to the group's coordinator, by its member in a generation (KIP-447)
             EndTxn (commit)          from here on a missing answer means CommitUnknown
 
 What fails before EndTxn (commit) was sent never becomes visible. What is left of it is cleared away before the next
@@ -18,23 +20,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import aiokafka.errors as errors
 from aiokafka.client import CoordinationType
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from bridge.kafka_connection import KafkaConnection
 from bridge.kafka_producer import ALL_RECORDS_FAULT, BATCH_BYTES_MAX, ONE_RECORDS_FAULT, SEQUENCE_MODULO
-from bridge.kafka_protocol import LeanProduceAnswer, LeanProduceRequest, NextEpochRequest
+from bridge.kafka_protocol import LeanProduceAnswer, LeanProduceRequest, MemberOffsetsRequest, NextEpochRequest
 from bridge.log import (
     CommitUnknown,
+    GroupMarks,
     LogUnavailable,
+    MarksRefused,
     PendingRecord,
     Position,
     ProducerFenced,
@@ -59,6 +68,9 @@ _COORDINATOR_MOVED = frozenset((15, 16))  # not available, not the coordinator: 
 _LOADING, _CONCURRENT, _UNKNOWN_PARTITION, _NOT_ATTEMPTED = 14, 51, 3, 55
 _AGAIN = _COORDINATOR_MOVED | {_LOADING, _CONCURRENT, _UNKNOWN_PARTITION}
 _INVALID_STATE = 48
+_NOT_A_MEMBER = frozenset(
+    (22, 24, 25, 27, 30, 69, 82)
+)  # of the group, in that generation; or it may not, or there is none
 _FENCED = frozenset((47, _INVALID_STATE, 49, 90))  # invalid epoch, state or producer id mapping; fenced
 _LOST_COUNT = frozenset((45, 46, 59))  # of the sequence numbers: out of order, a duplicate of long ago, unknown
 _NOT_AUTHORISED = 53  # for the transactional id
@@ -148,18 +160,20 @@ class KafkaTransactionalProducer:
             self._begin_epoch(answer.producer_id, answer.producer_epoch)
             self._usable = True
 
-    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+    async def commit(
+        self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks] = ()
+    ) -> list[int]:
         with self._alone():
             assert self._usable, "start the producer first"
             try:
                 written = _Written(records)
             except (TypeError, ValueError, AttributeError) as error:
                 raise RecordRefused(f"a record cannot be encoded: {error}", divisible=True) from error
-            if not records:
+            if not records and not marks:
                 return []
             self._usable = False  # until it is known to be: also when this is cancelled
             try:
-                await self._write(written)
+                await self._write(written, marks)
                 await self._end()
             except (RecordRefused, TransactionAborted):
                 self._usable = True
@@ -182,7 +196,7 @@ class KafkaTransactionalProducer:
 
     # The steps of a transaction
 
-    async def _write(self, written: _Written) -> None:
+    async def _write(self, written: _Written, marks: Sequence[GroupMarks]) -> None:
         """Everything before EndTxn (commit). Raises RecordRefused, TransactionAborted or ProducerFenced."""
         self._trouble = "no answer"
         try:
@@ -190,8 +204,11 @@ class KafkaTransactionalProducer:
                 await self._settle()
                 await self._await_leaders(written.waiting)
                 self._unsettled = True
-                await self._add_partitions(written.waiting)
-                await self._produce(written.waiting)
+                if written.waiting:
+                    await self._add_partitions(written.waiting)
+                for each in marks:
+                    await self._add_offsets(each.group_id)
+                await _all_of(self._produce(written.waiting), *(self._store_marks(each) for each in marks))
         except TimeoutError:
             self._drop_connections()
             raise TransactionAborted(f"not written in time: {self._trouble}") from None
@@ -220,6 +237,49 @@ class KafkaTransactionalProducer:
             request, lambda answer: (code for _, partitions in answer.errors for _, code in partitions)
         )
         self._raise_for(codes - {_NOT_ATTEMPTED})
+
+    async def _add_offsets(self, group_id: str) -> None:
+        request = AddOffsetsToTxnRequest(self._transactional_id, self._producer_id, self._epoch, group_id)
+        _, codes = await self._ask(request, lambda answer: (answer.error_code,))
+        if codes & _NOT_A_MEMBER:
+            raise MarksRefused({group_id}, _names(codes))
+        self._raise_for(codes)
+
+    async def _store_marks(self, marks: GroupMarks) -> None:
+        """Raises MarksRefused, or what `_raise_for` makes of other errors."""
+        by_topic: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for (kafka_topic, partition), (offset, beyond) in marks.marks.items():
+            by_topic[kafka_topic].append((partition, offset, beyond))
+        request = MemberOffsetsRequest(
+            self._transactional_id,
+            marks.group_id,
+            self._producer_id,
+            self._epoch,
+            marks.generation,
+            marks.member_id,
+            by_topic,
+        )
+        coordinator: int | None = None
+        while True:
+            codes: set[int] = set()
+            try:
+                if coordinator is None:
+                    coordinator = await self._connection.group_coordinator(marks.group_id)
+                answer = await self._connection.client.send(coordinator, request, group=self._lane)
+                codes = {code for _, partitions, _ in answer.topics for _, code, _ in partitions if code}
+            except _TROUBLE as error:
+                self._trouble = repr(error)
+            else:
+                if codes & _NOT_A_MEMBER:
+                    raise MarksRefused({marks.group_id}, _names(codes))
+                if not codes & _AGAIN:
+                    self._raise_for(codes)
+                    return
+                self._trouble = _names(codes)
+            if not codes or codes & _COORDINATOR_MOVED:
+                self._connection.forget_group_coordinator(marks.group_id)
+                coordinator = None
+            await asyncio.sleep(RETRY_S)
 
     async def _produce(self, waiting: dict[Position, deque[_Batch]]) -> None:
         """Every partition's batches, one after another; what another try can mend goes again as it was."""
@@ -362,6 +422,16 @@ class KafkaTransactionalProducer:
         """They have not answered in time: what is asked next shall not stand behind that."""
         self._coordinator = None
         self._connection.close_lanes({self._lane})
+
+
+async def _all_of(*steps: Coroutine[Any, Any, None]) -> None:
+    """Until all are done; of several errors the one that says most about the producer is raised."""
+    found = await asyncio.gather(*steps, return_exceptions=True)
+    raised = [each for each in found if isinstance(each, BaseException)]
+    for kind in (ProducerFenced, RecordRefused, MarksRefused, BaseException):
+        for error in raised:
+            if isinstance(error, kind):
+                raise error
 
 
 def _names(codes: Iterable[int]) -> str:

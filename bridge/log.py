@@ -12,6 +12,7 @@ Errors::
         ├── LogTruncated         a position lies outside of what the log still (or yet) holds
         ├── RecordRefused        definite: these records are not in the log and never will be
         ├── TransactionAborted   definite: nothing of the transaction is in the log; submit it again
+        │   └── MarksRefused     definite: a group does not know the member that wanted to store marks with it
         ├── ProducerFenced       definite, too; another process has taken over the transactional id
         └── CommitUnknown        the commit was asked for and not answered
 """
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from schemas.errors import HeadwaterError
 
@@ -34,6 +36,23 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 PendingRecord: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 """A record to append: (key, value, headers). A plain tuple: one is made per published message."""
+
+
+class Mark(NamedTuple):
+    """How far a group has come in a partition: all before `offset`, and what `beyond` names (`bridge.shared.marks`)."""
+
+    offset: int
+    beyond: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMarks:
+    """Low-water marks that a member of a Kafka group stores; refused when it is not (in this generation) a member."""
+
+    group_id: str
+    member_id: str
+    generation: int
+    marks: Mapping[Position, Mark]
 
 
 class LogError(HeadwaterError):
@@ -79,6 +98,14 @@ class TransactionAborted(LogError):  # noqa: N818
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class MarksRefused(TransactionAborted):
+    """Definite, too: these groups do not know the member in that generation; try again without their marks."""
+
+    def __init__(self, group_ids: Set[str], reason: str) -> None:
+        super().__init__(f"{', '.join(sorted(group_ids))}: {reason}")
+        self.group_ids = group_ids
 
 
 class ProducerFenced(LogError):  # noqa: N818
@@ -201,14 +228,19 @@ class TransactionalProducer(Protocol):
         """
         ...
 
-    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+    async def commit(
+        self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks] = ()
+    ) -> list[int]:
         """One transaction; the offsets are in the order of the records. Those of a partition keep their order.
+
+        The groups' marks are stored with it or not at all; who asks for them meanwhile waits for its outcome (KIP-447).
 
         Read-committed readers see all of it or nothing. When this is cancelled, ``start`` again, too.
 
         Raises:
             RecordRefused: definite, nothing is stored; ``commit`` something else.
             TransactionAborted: definite, nothing is stored; ``commit`` again.
+            MarksRefused: definite, nothing is stored; ``commit`` again without these groups' marks.
             ProducerFenced: definite, nothing is stored; only ``start`` makes the producer usable again.
             CommitUnknown: stored as a whole or not at all; only ``start`` makes the producer usable again, and after
                 it that is settled: an end offset asked for then covers the transaction.

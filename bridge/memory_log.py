@@ -17,10 +17,12 @@ from typing import Any
 
 from bridge.log import (
     CommitUnknown,
+    GroupMarks,
     Headers,
     LogError,
     LogTruncated,
     LogUnavailable,
+    MarksRefused,
     PendingRecord,
     Position,
     ProducerFenced,
@@ -303,6 +305,15 @@ class MemoryLog:
             del held.open[transaction]
             held.records.append(MemoryRecord(held.end, self._clock_ms(), None, None, (), transaction, is_marker=True))
             self._wake(position)
+        self.groups.end_transaction(transaction, aborted=aborted)
+
+    def store_marks(self, transaction: _Transaction, marks: Sequence[GroupMarks]) -> None:
+        """As a part of the transaction. Raises MarksRefused, TransactionAborted."""
+        if marks and self.groups.is_away:
+            raise TransactionAborted("no coordinator")
+        if strangers := {each.group_id for each in marks if not self.groups.accepts(each)}:
+            raise MarksRefused(strangers, "not a member")
+        self.groups.pending += [(transaction, each) for each in marks]
 
     async def _wait_to_go_on(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -365,12 +376,14 @@ class MemoryTransactionalProducer:
             self._log.take_over(self._transactional_id, self)
             self._usable = True
 
-    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+    async def commit(
+        self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks] = ()
+    ) -> list[int]:
         with self._alone():
             assert self._usable, "start the producer first"
             self._usable = False  # until it is known to be
             try:
-                offsets = await self._commit(records)
+                offsets = await self._commit(records, marks)
             except (RecordRefused, TransactionAborted):
                 self._usable = True
                 raise
@@ -394,13 +407,20 @@ class MemoryTransactionalProducer:
         finally:
             self._busy = False
 
-    async def _commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+    async def _commit(
+        self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks]
+    ) -> list[int]:
         if any(len(value or b"") > BATCH_BYTES_MAX for _, (_, value, _) in records):
             raise RecordRefused("a record is larger than the topic allows", divisible=True)
         await self._log.reachable()
         self._check_held()
         self._transaction = transaction = _Transaction()
         offsets = [self._log.append_in(transaction, position, record) for position, record in records]
+        try:
+            self._log.store_marks(transaction, marks)
+        except TransactionAborted:
+            self.end_transaction(aborted=True)
+            raise
         error, happened = self._log.next_commit_failure()
         await self._log.commits_released()
         if isinstance(error, ProducerFenced):

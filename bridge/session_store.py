@@ -20,12 +20,23 @@ from bridge.log import Log, LogUnavailable, PendingRecord, Position, Record, Rec
 from bridge.murmur2 import partition_for_key
 from bridge.ownership import Ownership
 from bridge.session_view import SessionView
-from bridge.session_writer import UNKNOWN_AFTER_S, Records, SessionLost, SessionWriter, StoreSink
+from bridge.session_writer import (
+    UNKNOWN_AFTER_S,
+    JustMarks,
+    MarksSource,
+    MarksStep,
+    Place,
+    Records,
+    SessionLost,
+    SessionWriter,
+    StoreSink,
+)
 from bridge.topic_tail import LOAD_TIMEOUT_S, SharedAnswer, TopicTail
 from schemas.catalogue import SESSIONS, catalogue
 from schemas.errors import RecordError
 from schemas.sessions import (
     KIND_INCOMING,
+    KIND_OUTGOING,
     KIND_PROGRESS,
     MARKER_PREFIX,
     StoredSession,
@@ -58,7 +69,8 @@ def transactional_id(node_id: str) -> str:
 class SessionStore:
     """All stored sessions, and the way to store one. Belongs to one event loop.
 
-    ``kafka_topic`` and ``partitions`` are the catalogue's unless a test says otherwise.
+    ``kafka_topic`` and ``partitions`` are the catalogue's unless a test says otherwise. ``place`` says where messages
+    go (`RouteTable.place`).
     """
 
     def __init__(
@@ -72,6 +84,7 @@ class SessionStore:
         partitions: int = PARTITIONS,
         unknown_after_s: float = UNKNOWN_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
+        place: Place | None = None,
     ) -> None:
         self.view = SessionView()
         self._log = source
@@ -94,6 +107,7 @@ class SessionStore:
             after_batch,
             unknown_after_s=unknown_after_s,
             clock=clock,
+            place=place,
         )
         self._fences: dict[str, SharedAnswer[None]] = {}
         self._counts = dict.fromkeys(("loads", "fences", "unreadable"), 0)
@@ -193,14 +207,17 @@ class SessionStore:
         records: Records,
         sink: StoreSink | None,
         token: Any,
+        step: MarksStep | None = None,
     ) -> None:
         """Store the records, all or none, after what was written before; the sink hears once. Never waits.
+
+        With a ``step`` a shared subscription's marks are stored with them, and `HandoverRefused` is an outcome.
 
         A progress record must speak of every earlier write of its epoch, whether it is committed yet or not: behind it
         the session's journal is deleted.
         """
         swept = self._swept(client_id, epoch, records)
-        self._writer.write(client_id, epoch, [*records, *swept] if swept else records, len(records), sink, token)
+        self._writer.write(client_id, epoch, [*records, *swept] if swept else records, len(records), sink, token, step)
 
     async def write_now(self, client_id: str, epoch: int, records: Records) -> list[int]:
         """The same for a task that waits; the records' offsets (-1: not known).
@@ -214,6 +231,25 @@ class SessionStore:
         self.write(client_id, epoch, records, _FUTURE_SINK, future)
         return await future
 
+    async def write_marks(self, source: MarksSource) -> None:
+        """Store a shared subscription's marks, in their turn.
+
+        Raises:
+            HandoverRefused: nothing is stored.
+            LogUnavailable: nobody knows after 30 s of trying.
+        """
+        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._writer.write("", 0, (), 0, _FUTURE_SINK, future, JustMarks(source))
+        await future
+
+    async def pause(self) -> None:
+        """Write nothing until `go_on`; returns when what is under way is settled."""
+        await self._writer.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        self._writer.go_on()
+
     def _swept(self, client_id: str, epoch: int, records: Records) -> list[tuple[Position, PendingRecord]]:
         """Tombstones for the journal, if a progress record is among the records."""
         progress = next(
@@ -223,8 +259,10 @@ class SessionStore:
             return []
         position = self.position(client_id)
         written = {key for _, (key, _, _) in records}
-        for packet_id in decode_progress(progress).unsettled if b'"unsettled"' in progress else ():
-            written.add(session_key(client_id, epoch, b"%b%d" % (KIND_INCOMING, packet_id)))
+        if b'"unsettled' in progress:
+            decoded = decode_progress(progress)
+            for kind, packet_ids in ((KIND_INCOMING, decoded.unsettled), (KIND_OUTGOING, decoded.unsettled_outgoing)):
+                written |= {session_key(client_id, epoch, b"%b%d" % (kind, each)) for each in packet_ids}
         keys = [key for key in self.view.journal_keys(client_id, epoch) if key not in written]
         return [(position, record) for record in deletion_records(keys)]
 

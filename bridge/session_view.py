@@ -108,9 +108,7 @@ class SessionView:
         for kind, value in held.records.items():
             try:
                 if kind == KIND_PROGRESS:
-                    journaled, progress = progress.incoming, decode_progress(value)
-                    progress.incoming |= progress.unsettled & journaled
-                    progress.unsettled.clear()
+                    progress = _after(progress, decode_progress(value))
                 elif kind != KIND_STATE:
                     amend(progress, kind, value)
             except RecordError:
@@ -280,3 +278,15 @@ class SessionView:
             live = ((each.due_ms, client_id) for client_id, each in self._sessions.items())
             self._due = [(at, client_id) for at, client_id in live if at is not None]
             heapify(self._due)
+
+
+def _after(journaled: SessionProgress, progress: SessionProgress) -> SessionProgress:
+    """The progress with what the journal in front of it says of the packet ids that it calls unsettled."""
+    progress.incoming |= progress.unsettled & journaled.incoming
+    for packet_id in progress.unsettled_outgoing:
+        entry = journaled.outgoing.get(packet_id)
+        if entry is not None and entry.shared:
+            progress.outgoing[packet_id] = entry
+    progress.unsettled.clear()
+    progress.unsettled_outgoing.clear()
+    return progress

@@ -28,10 +28,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from bridge.log import (
+    GroupMarks,
     LogError,
+    MarksRefused,
     PendingRecord,
     Position,
     ProducerFenced,
@@ -57,6 +59,53 @@ class SessionLost(LogError):  # noqa: N818
     """The session has another owner now, or was released or forgotten: nothing was written."""
 
 
+class HandoverRefused(RecordRefused):
+    """The group cannot give the message to the session now: nothing was written, and it is still the group's."""
+
+
+class MarksSource(Protocol):
+    """A shared subscription's group on this node: it knows its marks at the moment of the transaction."""
+
+    def marks_with(self, steps: Sequence[MarksStep]) -> GroupMarks | None:
+        """What to store if these steps happen; None: nothing can be stored now."""
+        ...
+
+    def marks_stored(self, marks: GroupMarks) -> None:
+        """They are committed."""
+        ...
+
+    def marks_refused(self, marks: GroupMarks) -> None:
+        """The group does not know the member in that generation."""
+        ...
+
+    def marks_doubtful(self) -> None:
+        """A step's outcome will never be known."""
+        ...
+
+
+class MarksStep(Protocol):
+    """What a write changes in a group's marks: `bridge.shared.group.Handover`."""
+
+    @property
+    def source(self) -> MarksSource: ...
+    def is_possible(self) -> bool:
+        """Whether it may still happen."""
+        ...
+
+
+class JustMarks:
+    """The step that is none: what has moved is to be stored."""
+
+    def __init__(self, source: MarksSource) -> None:
+        self.source = source
+
+    def is_possible(self) -> bool:
+        return True
+
+
+Place: TypeAlias = Callable[[Position, bytes | None], Position]
+
+
 class StoreSink(Protocol):
     """Who wants to know what became of a write."""
 
@@ -72,7 +121,7 @@ class StoreSink(Protocol):
 
 
 class _Write:
-    __slots__ = ("at_s", "client_id", "count", "epoch", "records", "sink", "size_bytes", "token")
+    __slots__ = ("at_s", "client_id", "count", "epoch", "records", "sink", "size_bytes", "step", "token")
 
     def __init__(
         self,
@@ -83,6 +132,7 @@ class _Write:
         sink: StoreSink | None,
         token: Any,
         at_s: float,
+        step: MarksStep | None,
     ) -> None:
         self.client_id = client_id
         self.epoch = epoch
@@ -90,6 +140,7 @@ class _Write:
         self.count = count  # of the records whose offsets the sink is told
         self.sink = sink
         self.token = token
+        self.step = step
         self.at_s = at_s  # inf: its outcome was told
         self.size_bytes = sum(
             RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"") for _, (key, value, _) in records
@@ -106,6 +157,7 @@ class SessionWriter:
         marker: makes the record of a number, for a transaction that writes to these partitions.
         was_committed: reads to the end as of now; whether the number is there, in the partition of its record.
         after_batch: runs once when the outcomes of a transaction have been told.
+        place: where a record of a position and key goes, asked right before it is sent.
     """
 
     def __init__(
@@ -119,7 +171,11 @@ class SessionWriter:
         *,
         unknown_after_s: float = UNKNOWN_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
+        place: Place | None = None,
     ) -> None:
+        self._place = place
+        self._may_go_on = asyncio.Event()  # cleared while `pause`d
+        self._may_go_on.set()
         self._producer = producer
         self._may_write = may_write
         self._renounce_superseded = renounce_superseded
@@ -171,6 +227,7 @@ class SessionWriter:
         """Give what waits ``timeout_s``, then report the rest as unknown."""
         if self._task is None:
             return
+        self.go_on()
         try:
             async with asyncio.timeout(timeout_s):
                 while self._waiting or self._in_hand:
@@ -188,10 +245,21 @@ class SessionWriter:
         await self._producer.stop()
 
     def write(
-        self, client_id: str, epoch: int, records: Records, count: int, sink: StoreSink | None, token: Any
+        self,
+        client_id: str,
+        epoch: int,
+        records: Records,
+        count: int,
+        sink: StoreSink | None,
+        token: Any,
+        step: MarksStep | None = None,
     ) -> None:
-        """Put a write in line: all of its records or none. ``count``: the sink is told the offsets of so many."""
-        write = _Write(client_id, epoch, records, count, sink, token, self._clock())
+        """Put a write in line: all of its records or none. ``count``: the sink is told the offsets of so many.
+
+        With a ``step`` the marks of its group are stored in the same transaction, as if it had been done. Without a
+        client id it is nobody's, and nothing but the step.
+        """
+        write = _Write(client_id, epoch, records, count, sink, token, self._clock(), step)
         self._waiting.append(write)
         self._waiting_bytes += write.size_bytes
         self._work.set()
@@ -244,11 +312,21 @@ class SessionWriter:
         if self._counts["unknown_writes"] != before:
             self._end_batch()
 
+    async def pause(self) -> None:
+        """Begin no transaction until `go_on`; returns when the one under way is settled."""
+        self._may_go_on.clear()
+        await self._settled.wait()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        self._may_go_on.set()
+
     # Transactions
 
     async def _run(self) -> None:
         while True:
             await self._work.wait()
+            await self._may_go_on.wait()
             self._in_hand = self._next_batch()
             if not self._waiting:
                 self._work.clear()
@@ -283,9 +361,17 @@ class SessionWriter:
                     self._tell_stored(batch, None)
                     break
                 batch = self._without_lost(batch)
+                batch, marks = self._with_marks(batch)
                 if not batch:
                     break
-                self._tell_stored(batch, await self._commit(batch))
+                try:
+                    offsets = await self._commit(batch, [each for _, each in marks])
+                except MarksRefused as error:
+                    batch = self._without_refused(batch, marks, error)
+                    continue
+                for source, stored in marks:
+                    source.marks_stored(stored)
+                self._tell_stored(batch, offsets)
                 break
             except RecordRefused as error:
                 if len(batch) == 1:
@@ -320,15 +406,17 @@ class SessionWriter:
         self._unsettled = None
         return False
 
-    async def _commit(self, batch: list[_Write]) -> list[int]:
+    async def _commit(self, batch: list[_Write], marks: Sequence[GroupMarks]) -> list[int]:
         records = [record for write in batch for record in write.records]
+        if (place := self._place) is not None:
+            records = [(place(position, record[0]), record) for position, record in records]
         self._number += 1
         marker = self._marker(self._number, records)
         records.append(marker)
         self._needs_start = True  # unless it turns out to be definite
         self._unsettled = (self._number, marker[0])
         try:
-            offsets = await self._producer.commit(records)
+            offsets = await self._producer.commit(records, marks)
         except (RecordRefused, TransactionAborted):
             self._needs_start, self._unsettled = False, None
             raise
@@ -340,11 +428,38 @@ class SessionWriter:
     def _without_lost(self, batch: list[_Write]) -> list[_Write]:
         kept = []
         for write in batch:
-            if self._may_write(write.client_id, write.epoch):
+            if not write.client_id or self._may_write(write.client_id, write.epoch):
                 kept.append(write)
             elif self._take_outcome(write, "lost_writes"):
                 self._call(write, lambda sink, token: sink.store_lost(token))
         return kept
+
+    def _with_marks(self, batch: list[_Write]) -> tuple[list[_Write], list[tuple[MarksSource, GroupMarks]]]:
+        """The writes that can happen now, with the marks to be stored: as of this moment, for a batch may wait long."""
+        steps: dict[MarksSource, list[MarksStep]] = {}
+        for write in batch:
+            if write.step is not None and write.step.is_possible():
+                steps.setdefault(write.step.source, []).append(write.step)
+        found = {source: source.marks_with(of_source) for source, of_source in steps.items()}
+        kept = []
+        for write in batch:
+            step = write.step
+            if step is None or (step.is_possible() and found.get(step.source) is not None):
+                kept.append(write)
+            else:
+                self._tell_refused(write, HandoverRefused("the group's partition is not served here at this moment"))
+        return kept, [(source, marks) for source, marks in found.items() if marks is not None and marks.marks]
+
+    def _without_refused(
+        self, batch: list[_Write], marks: list[tuple[MarksSource, GroupMarks]], error: MarksRefused
+    ) -> list[_Write]:
+        refused = {source: each for source, each in marks if each.group_id in error.group_ids}
+        for source, each in refused.items():
+            source.marks_refused(each)
+        for write in batch:
+            if write.step is not None and write.step.source in refused:
+                self._tell_refused(write, HandoverRefused(error.reason))
+        return [write for write in batch if write.at_s != inf]
 
     # Outcomes
 

@@ -3,21 +3,29 @@
 * Every message goes to one member; what a member that leaves has not acknowledged goes to another one, first.
 * A member without room is skipped; nobody free, or too much unacknowledged: the partition waits, and nothing more of it
   is read until a member is woken or acknowledges.
-* Only the low-water marks are ever to be committed: a message that is not acknowledged is handed out again, whoever
-  serves the partition then.
+* What is stored says what is done; a message that is not acknowledged is handed out again, whoever serves the
+  partition then.
+* A QoS 2 message is given to a session for good by one transaction that stores the session's record of it and the
+  group's mark (`Handover`), before the client hears of it. So it is one session's, whoever dies when.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bridge.delivery import Delivery
-from bridge.log import Position
+from bridge.log import Mark, Position
 from bridge.shared.strategies import Candidate, Strategy
 from bridge.shared.window import BYTES_MAX, RECORDS_MAX, LeasedPartition
 from bridge.subscriptions import Grant, Subscription
+from schemas.errors import RecordError
+
+if TYPE_CHECKING:
+    from bridge.session_writer import MarksSource
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +37,72 @@ class ShareMember(Candidate, Protocol):
         """Take one message, now and without waiting: `has_room` has just said yes.
 
         When its effective QoS (the lower of the delivery's and the grant's) is not 0, `group.acknowledged` follows, at
-        the latest with `ShareGroup.leave`. A message that cannot be sent to this member is acknowledged at once.
+        the latest with `ShareGroup.leave`. A message that cannot be sent to this member is acknowledged at once. With
+        QoS 2 the member asks for a `group.hand_over`, and sends it only when that is committed.
         """
         ...
+
+
+class Handover:
+    """One QoS 2 message on its way from the group to a member's session; `bridge.session_writer.MarksStep`.
+
+    Its write has one outcome: `committed` (the message is the session's), `failed` (others get it) or `doubtful`.
+    """
+
+    __slots__ = ("_group", "_partition", "member", "offset")
+
+    def __init__(self, group: ShareGroup, partition: LeasedPartition, offset: int, member: ShareMember) -> None:
+        self._group = group
+        self._partition = partition
+        self.offset = offset
+        self.member = member
+
+    def begin(self) -> bool:
+        """It is about to be written; False: it is not the member's any more."""
+        if not self._is_held():
+            return False
+        self._partition.giving.add(self.offset)
+        return True
+
+    @property
+    def source(self) -> MarksSource:
+        """Who has the marks that are to be stored with it."""
+        source = self._group.source
+        assert source is not None, "handed over by a group with a lease"
+        return source
+
+    @property
+    def position(self) -> Position:
+        return self._partition.position
+
+    def is_possible(self) -> bool:
+        """Whether the message is still ours to give: the partition was not lost in between."""
+        return self.offset in self._partition.giving and self._is_held()
+
+    def _is_held(self) -> bool:
+        held = self._partition.holders.get(self.offset)
+        return held is not None and held[0] is self.member and self._group.serves(self._partition)
+
+    def committed(self) -> None:
+        if self.is_possible():
+            self._group.acknowledged(self.member, self.position, self.offset)
+
+    def failed(self) -> None:
+        if self.is_possible():
+            self._group.give_back(self.member, self.position, self.offset)
+
+    def doubtful(self) -> None:
+        """Nobody knows whether it was stored: the stored marks will tell, when the partition is taken over anew."""
+        if self.is_possible():
+            self.source.marks_doubtful()
 
 
 class ShareGroup:
     """`$share/<share name>/<topic filter>` on this node; a subscriber in the reader's table (`deliver` is not used).
 
-    ``is_leased`` is asked before anything is handed out; ``on_hungry`` is called when more can be read; ``clock_ms``
-    is the wall clock in ms, for Message Expiry.
+    ``is_leased`` is asked before anything is handed out, ``may_give`` before a QoS 2 message is, which needs a hand-over:
+    whether there can be one at this moment; ``on_hungry`` is called when more can be read; ``clock_ms`` is the wall
+    clock in ms, for Message Expiry.
     """
 
     def __init__(
@@ -47,6 +111,7 @@ class ShareGroup:
         strategy: Strategy,
         *,
         is_leased: Callable[[], bool],
+        may_give: Callable[[], bool] = lambda: True,
         on_hungry: Callable[[], None],
         clock_ms: Callable[[], int],
         records_max: int = RECORDS_MAX,
@@ -54,8 +119,11 @@ class ShareGroup:
     ) -> None:
         self.share_filter = share_filter
         self.on_settled: Callable[[], None] | None = None
+        self.limits: dict[Position, int] = {}  # nothing is read past these (over a resize)
+        self.source: MarksSource | None = None
         self._strategy = strategy
         self._is_leased = is_leased
+        self._may_give = may_give
         self._on_hungry = on_hungry
         self._clock_ms = clock_ms
         self._records_max = records_max
@@ -98,11 +166,14 @@ class ShareGroup:
         """The member is gone: others get what it has not acknowledged.
 
         What is in ``keeps`` is the member's own for good, though: QoS 2 that was sent to it is completed by its
-        session or not at all [MQTT5-4.8.2-4] [MQTT5-4.8.2-5].
+        session or not at all [MQTT5-4.8.2-4] [MQTT5-4.8.2-5]. Whose is what is being handed over to its session is not
+        known yet.
         """
         self.unsubscribe(member)
         for position, partition in self._partitions.items():
             for offset in [offset for offset, (holder, _) in partition.holders.items() if holder is member]:
+                if offset in partition.giving:
+                    continue
                 self._strategy.settled(member, partition.holders[offset][1])
                 if (position, offset) in keeps:
                     partition.settle(offset)
@@ -134,13 +205,42 @@ class ShareGroup:
         if self._waiting:
             self.hand_out()
 
+    def hand_over(self, member: ShareMember, delivery: Delivery) -> Handover | None:
+        """The member has just got this with QoS 2, and its session is to have it for good; None: it is not its any
+        more."""
+        partition = self._partitions.get((delivery.kafka_topic, delivery.partition))
+        held = partition.holders.get(delivery.offset) if partition is not None else None
+        if partition is None or held is None or held[0] is not member:
+            return None
+        return Handover(self, partition, delivery.offset, member)
+
+    def give_back(self, member: ShareMember, position: Position, offset: int) -> None:
+        """The member does not have it, and will not."""
+        partition = self._partitions[position]
+        self._strategy.settled(member, partition.holders[offset][1])
+        partition.take_back(offset)
+        self._counts["taken_back"] += 1
+        if not partition.is_revoked:
+            self._waiting[position] = partition
+        self._settled()
+        self.hand_out()
+
     # Partitions
 
-    def gain(self, position: Position, offset: int) -> None:
-        """This node serves the partition from `offset` on."""
+    def gain(self, position: Position, mark: Mark) -> None:
+        """This node serves the partition from the stored mark on."""
         assert position not in self._partitions, position
-        self._partitions[position] = LeasedPartition(position, offset, self._records_max, self._bytes_max)
+        try:
+            partition = LeasedPartition(position, mark, self._records_max, self._bytes_max)
+        except RecordError as error:
+            log.error("%s, %s[%d]: what is above %d may come again: %s", self.share_filter, *position, mark[0], error)
+            partition = LeasedPartition(position, Mark(mark.offset), self._records_max, self._bytes_max)
+        self._partitions[position] = partition
         self._on_hungry()
+
+    def serves(self, partition: LeasedPartition) -> bool:
+        """Whether this is the partition that the node serves now, and not one that it lost and has again."""
+        return self._partitions.get(partition.position) is partition
 
     def revoke(self, positions: Iterable[Position]) -> None:
         """Hand out nothing more of these: they go to another node soon."""
@@ -164,9 +264,13 @@ class ShareGroup:
         """The partitions that this node serves."""
         return self._partitions.keys()
 
-    def low_water(self) -> dict[Position, int]:
-        """What may be committed."""
-        return {position: partition.low_water for position, partition in self._partitions.items()}
+    def marks(self, given: Sequence[Handover] = ()) -> dict[Position, Mark]:
+        """What may be stored if these are: of their partitions, or, without any, of all."""
+        done: dict[Position, set[int]] = defaultdict(set)
+        for each in given:
+            done[each.position].add(each.offset)
+        wanted = done or {position: set[int]() for position in self._partitions}
+        return {position: self._partitions[position].mark(offsets) for position, offsets in wanted.items()}
 
     def has_open(self, positions: Iterable[Position]) -> bool:
         """Whether a member of this node still has to acknowledge something of them."""
@@ -175,11 +279,16 @@ class ShareGroup:
     def wants(self, position: Position) -> int | None:
         """Where to read on; None when nothing is needed of the partition now."""
         partition = self._partitions.get(position)
-        return partition.wants if partition is not None and self._is_leased() else None
+        wanted = partition.wants if partition is not None and self._is_leased() else None
+        if wanted is not None and self.limits and wanted >= self.limits.get(position, inf):
+            return None
+        return wanted
 
     def feed(self, position: Position, deliveries: Iterable[Delivery], read_offset: int) -> None:
         """What was read from `wants` on: the matching messages, and where to read on; they are handed out at once."""
         partition = self._partitions[position]
+        if self.limits and read_offset > (limit := self.limits.get(position, read_offset)):
+            deliveries, read_offset = [each for each in deliveries if each.offset < limit], limit
         partition.feed(deliveries, read_offset)
         if partition.next() is not None:
             self._waiting[position] = partition
@@ -238,7 +347,7 @@ class ShareGroup:
             partition.drop_next()  # I15 [MQTT5-3.3.2-5]
             self._counts["expired"] += 1
             return True
-        if not partition.has_room():
+        if not partition.has_room() or (delivery.qos == 2 and not self._may_give()):
             self._wait(partition)
             return False
         member = self._strategy.choose(self._members, delivery)

@@ -22,11 +22,12 @@ from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.admin import DeleteGroupsRequest
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from bridge.kafka_connection import KafkaConnection
-from bridge.log import LogUnavailable, Position
+from bridge.kafka_protocol import StableOffsetsRequest
+from bridge.log import LogUnavailable, Mark, Position
 from bridge.shared.assignor import NO_GENERATION, NodeClaim, assign, decode_claim, encode_claim
 from bridge.shared.lease import LeaseHolder, LeaseLost
 from schemas.errors import RecordError
@@ -82,7 +83,10 @@ class KafkaLease:
         self._holder: LeaseHolder | None = None
         self._coordinator: int | None = None
         self._member_id = ""
-        self._generation = NO_GENERATION
+        self._generation = NO_GENERATION  # in which we got what we have
+        self._round = NO_GENERATION  # which the coordinator knows us in, from its answer to JoinGroup on
+        self._refused_round = NO_GENERATION
+        self._given_up: str | None = None  # the member id of one that has forfeited everything
         self._owned: frozenset[Position] = frozenset()
         self._weight = self._told_weight = 0
         self._valid_until_s = 0.0
@@ -99,18 +103,41 @@ class KafkaLease:
     def is_valid(self) -> bool:
         return asyncio.get_running_loop().time() < self._valid_until_s
 
+    def repartition(self, partitions: Set[Position]) -> None:
+        self._partitions = frozenset(partitions)
+        self._rejoin.set()
+
     def reweigh(self, weight: int) -> None:
         self._weight = weight
         if self._reweigh_timer is None:
             self._reweigh_timer = asyncio.get_running_loop().call_later(REWEIGH_AFTER_S, self._tell_weight)
 
-    async def commit(self, positions: Mapping[Position, int]) -> None:
-        if not self._member_id or self._generation == NO_GENERATION:
+    def membership(self) -> tuple[str, int] | None:
+        if not self._member_id or self._round in (NO_GENERATION, self._refused_round):
+            return None
+        return self._member_id, self._round
+
+    def refused(self, generation: int) -> None:
+        if generation == self._round != self._refused_round:
+            self._refused_round = generation
+            self._rejoin.set()
+
+    def forfeit(self) -> None:
+        if self._member_id:
+            log.warning("%s: what was stored last is not known: this node begins anew", self.group_id)
+            self._given_up = self._member_id
+            self._lose()
+            self._rejoin.set()
+
+    async def commit(self, marks: Mapping[Position, Mark]) -> None:
+        membership = self.membership()
+        if membership is None:
             raise LeaseLost(f"{self.group_id}: not joined")
         by_topic: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-        for (kafka_topic, partition), offset in positions.items():
-            by_topic[kafka_topic].append((partition, offset, ""))
-        request = OffsetCommitRequest(self.group_id, self._generation, self._member_id, -1, list(by_topic.items()))
+        for (kafka_topic, partition), (offset, beyond) in marks.items():
+            by_topic[kafka_topic].append((partition, offset, beyond))
+        member_id, generation = membership
+        request = OffsetCommitRequest(self.group_id, generation, member_id, -1, list(by_topic.items()))
         try:
             answer = await self._ask(request)
             _raise_first(code for _, partitions in answer.topics for _, code in partitions)
@@ -121,18 +148,17 @@ class KafkaLease:
         except (KafkaError, OSError) as error:
             raise LogUnavailable(f"{self.group_id}: low-water marks: {error!r}") from error
 
-    async def committed(self) -> dict[Position, int]:
+    async def committed(self) -> dict[Position, Mark]:
+        """An open transaction with marks of the group is an error, too: it was begun by who served the partition before
+        us, and decides what that has handed out."""
         answer = await self._connection.ask_coordinator(
-            self.group_id,
-            "low-water marks",
-            OffsetFetchRequest(self.group_id, None),
-            lambda answer: [answer.error_code],
+            self.group_id, "low-water marks", StableOffsetsRequest(self.group_id), _offset_codes
         )
         return {
-            (kafka_topic, partition): offset
-            for kafka_topic, partitions in answer.topics
-            for partition, offset, _, code in partitions
-            if not code and offset >= 0
+            (kafka_topic, partition): Mark(offset, beyond or "")
+            for kafka_topic, partitions, _ in answer.topics
+            for partition, offset, _, beyond, _, _ in partitions
+            if offset >= 0
         }
 
     async def leave(self) -> None:
@@ -164,6 +190,7 @@ class KafkaLease:
         while True:
             try:
                 await self._end_settling()
+                await self._leave_behind()
                 await self._join()
                 await self._stay()
             except _Failed as error:
@@ -188,6 +215,7 @@ class KafkaLease:
             claim = NodeClaim(self._weight, self._partitions, self._owned, self._generation)
             answer = await self._ask_to_join(claim, lane)
             self._member_id, generation = answer.member_id, answer.generation_id
+            self._known_in(generation)
             assignments = _assignments(answer) if answer.leader_id == answer.member_id else []
             synced_s = loop.time()
             sync = SyncGroupRequest(self.group_id, generation, self._member_id, None, assignments)
@@ -200,6 +228,12 @@ class KafkaLease:
         self._settling = loop.create_task(
             self._settle(_assigned(synced.member_assignment)), name="headwater-lease-settle"
         )
+
+    async def _leave_behind(self) -> None:
+        """The member that has forfeited everything: else the others wait for it."""
+        if self._given_up is not None:
+            member_id, self._given_up = self._given_up, None
+            await self._ask(LeaveGroupRequest(self.group_id, member_id))
 
     async def _ask_to_join(self, claim: NodeClaim, lane: int) -> Any:
         kafka_topics = sorted({kafka_topic for kafka_topic, _ in self._partitions})
@@ -276,6 +310,13 @@ class KafkaLease:
         if self._owned and not was_valid:
             self._holder.renewed()
 
+    def _known_in(self, generation: int) -> None:
+        assert self._holder is not None
+        was_refused = self._round == self._refused_round != NO_GENERATION
+        self._round, self._refused_round = generation, NO_GENERATION
+        if was_refused and self._owned:
+            self._holder.renewed()
+
     def _failed(self, error: _Failed) -> None:
         if error.code in (_UNKNOWN_MEMBER, _ILLEGAL_GENERATION):
             log.warning("%s: this node was given up by the others: %s", self.group_id, error)
@@ -289,6 +330,7 @@ class KafkaLease:
         if self._settling is not None:
             self._settling.cancel()
         self._member_id, self._generation, self._owned = "", NO_GENERATION, frozenset()
+        self._round = self._refused_round = NO_GENERATION
         self._valid_until_s = 0.0
         self._holder.lost()
 
@@ -337,6 +379,10 @@ def _assigned(raw: bytes | None) -> frozenset[Position]:
     return frozenset(
         (kafka_topic, partition) for kafka_topic, partitions in decoded.assignment for partition in partitions
     )
+
+
+def _offset_codes(answer: Any) -> list[int]:
+    return [answer.error_code, *(each[4] for _, partitions, _ in answer.topics for each in partitions)]
 
 
 def _deletion_codes(answer: Any) -> list[int]:

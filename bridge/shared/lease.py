@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from typing import Protocol
 from urllib.parse import quote
 
-from bridge.log import LogError, Position
+from bridge.log import LogError, Mark, Position
 from schemas.topics import SharedFilter, parse_shared
 
 GROUP_PREFIX = "headwater.share."
@@ -57,12 +57,28 @@ class Lease(Protocol):
         """Whether nobody else can serve our partitions at this moment, as far as time tells."""
         ...
 
+    def repartition(self, partitions: Set[Position]) -> None:
+        """The group serves these from now on."""
+        ...
+
     def reweigh(self, weight: int) -> None:
         """How many members this node has; the others hear of it when it makes a difference."""
         ...
 
-    async def commit(self, positions: Mapping[Position, int]) -> None:
-        """Store low-water marks.
+    def membership(self) -> tuple[str, int] | None:
+        """Member id and generation, under which marks may be stored in a transaction; None: at this moment none may."""
+        ...
+
+    def refused(self, generation: int) -> None:
+        """The coordinator knows nothing of us in this generation: there is a new one, or we were given up."""
+        ...
+
+    def forfeit(self) -> None:
+        """Nobody knows what was stored: give everything up as if it had been `lost`, and join again as another one."""
+        ...
+
+    async def commit(self, marks: Mapping[Position, Mark]) -> None:
+        """Store low-water marks, without a transaction.
 
         Raises:
             LeaseLost: not stored.
@@ -70,11 +86,11 @@ class Lease(Protocol):
         """
         ...
 
-    async def committed(self) -> dict[Position, int]:
+    async def committed(self) -> dict[Position, Mark]:
         """Every low-water mark that is stored, by whatever node.
 
         Raises:
-            LogUnavailable: no answer.
+            LogUnavailable: no answer, or a transaction with marks of the group is still open.
         """
         ...
 

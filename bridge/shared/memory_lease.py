@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Set
 
-from bridge.log import LogUnavailable, Position
+from bridge.log import GroupMarks, LogUnavailable, Mark, Position
 from bridge.shared.assignor import NodeClaim, assign
 from bridge.shared.lease import LeaseHolder, LeaseLost
 
@@ -19,6 +19,8 @@ class MemoryGroups:
 
     def __init__(self) -> None:
         self.marks: dict[str, dict[Position, int]] = {}
+        self.beyond: dict[str, dict[Position, str]] = {}  # what is stored beside a mark
+        self.pending: list[tuple[object, GroupMarks]] = []  # of open transactions
         self.leases: dict[str, list[MemoryLease]] = {}
         self.deleted: list[str] = []
         self.is_away = False
@@ -33,6 +35,26 @@ class MemoryGroups:
         task = self._tasks.get(group_id)
         if task is None or task.done():
             self._tasks[group_id] = asyncio.get_running_loop().create_task(self._rebalance(group_id))
+
+    def accepts(self, marks: GroupMarks) -> bool:
+        """Whether the group knows the member in that generation."""
+        leases = self.leases.get(marks.group_id, ())
+        return any((each.name, each.generation) == (marks.member_id, marks.generation) for each in leases)
+
+    def store(self, group_id: str, marks: Mapping[Position, Mark]) -> None:
+        stored = self.marks.setdefault(group_id, {})
+        beyond = self.beyond.setdefault(group_id, {})
+        for position, mark in marks.items():
+            assert mark.offset >= stored.get(position, 0), "a low-water mark never goes back"
+            stored[position], beyond[position] = mark
+
+    def end_transaction(self, transaction: object, *, aborted: bool) -> None:
+        """What was stored in the transaction holds from now on, or never did."""
+        ended = [marks for each, marks in self.pending if each is transaction]
+        self.pending = [entry for entry in self.pending if entry[0] is not transaction]
+        for marks in ended:
+            if not aborted:
+                self.store(marks.group_id, marks.marks)
 
     async def quiet(self) -> None:
         """Until no rebalance goes on."""
@@ -73,6 +95,7 @@ class MemoryLeases:
             raise LogUnavailable("no coordinator")
         if self.groups.leases.get(group_id):
             return False
+        self.groups.beyond.pop(group_id, None)
         if self.groups.marks.pop(group_id, None) is None:
             return False
         self.groups.deleted.append(group_id)
@@ -96,6 +119,7 @@ class MemoryLease:
         self.group_id = group_id
         self.partitions = partitions
         self.owned: frozenset[Position] = frozenset()
+        self.generation = 1
         self.weight = 0
         self.valid = True
         self.holder: LeaseHolder | None = None
@@ -114,27 +138,39 @@ class MemoryLease:
     def is_valid(self) -> bool:
         return self.valid and self.is_member
 
+    def repartition(self, partitions: Set[Position]) -> None:
+        self.partitions = frozenset(partitions)
+        self.groups.changed(self.group_id)
+
     def reweigh(self, weight: int) -> None:
         self.weight = weight
         self.groups.changed(self.group_id)
 
-    async def commit(self, positions: Mapping[Position, int]) -> None:
+    def membership(self) -> tuple[str, int] | None:
+        return (self.name, self.generation) if self.is_member else None
+
+    def refused(self, generation: int) -> None:
+        """The next rebalance says it."""
+
+    def forfeit(self) -> None:
+        self.expire()
+
+    async def commit(self, marks: Mapping[Position, Mark]) -> None:
         await asyncio.sleep(0)
         if self.groups.is_away:
             raise LogUnavailable("no coordinator")
         if not self.is_member:
             raise LeaseLost("not a member")
-        marks = self.groups.marks.setdefault(self.group_id, {})
-        for position, offset in positions.items():
-            assert offset >= marks.get(position, 0), "a low-water mark never goes back"
-            marks[position] = offset
+        self.groups.store(self.group_id, marks)
 
-    async def committed(self) -> dict[Position, int]:
+    async def committed(self) -> dict[Position, Mark]:
         await asyncio.sleep(0)
         await self.gate.wait()
-        if self.groups.is_away:
-            raise LogUnavailable("no coordinator")
-        return dict(self.groups.marks.get(self.group_id, {}))
+        if self.groups.is_away or any(marks.group_id == self.group_id for _, marks in self.groups.pending):
+            raise LogUnavailable("no coordinator, or a transaction is open")
+        beyond = self.groups.beyond.get(self.group_id, {})
+        marks = self.groups.marks.get(self.group_id, {})
+        return {position: Mark(offset, beyond.get(position, "")) for position, offset in marks.items()}
 
     async def leave(self) -> None:
         await asyncio.sleep(0)
@@ -150,6 +186,7 @@ class MemoryLease:
         assert self.holder is not None
         self.drop_out()
         self.owned = frozenset()
+        self.generation += 1
         self.holder.lost()
         self.groups.leases[self.group_id].append(self)
         self.groups.changed(self.group_id)

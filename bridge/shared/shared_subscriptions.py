@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 from bridge.log import Log, LogError, LogUnavailable, Position, Record
@@ -19,7 +20,7 @@ from bridge.partitioning import RouteTable
 from bridge.shared.group import ShareGroup, ShareMember
 from bridge.shared.lease import Leases, group_id_of, shared_filter_of
 from bridge.shared.reader import DeadLetter, SharedReader
-from bridge.shared.share import Share
+from bridge.shared.share import MarksWriter, Share
 from bridge.shared.strategies import STRATEGIES, Strategy, make_strategy
 from bridge.subscriptions import Subscription
 from schemas.routes import Q2_SUFFIX
@@ -47,6 +48,8 @@ class SharedSubscriptions:
             the next one joins.
         strategy: the strategy's name, by share name and topic filter.
         dead_letter: gets records that cannot be read.
+        writer: stores marks in the transactions in which messages are given to sessions. Without: by themselves, which
+            is for tests, as no QoS 2 message can be handed over then.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class SharedSubscriptions:
         strategy: Callable[[str], str] | None = None,
         dead_letter: DeadLetter | None = None,
         rng: random.Random | None = None,
+        writer: MarksWriter | None = None,
         commit_interval_s: float = COMMIT_INTERVAL_S,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
@@ -68,6 +72,7 @@ class SharedSubscriptions:
         self._leases = leases
         self._is_held = is_held
         self._strategy = strategy or (lambda share_filter: STRATEGIES[0])
+        self._writer = writer
         self._rng = rng or random.Random()
         self._commit_interval_s = commit_interval_s
         self._clock_ms = clock_ms or (lambda: int(time.time() * 1000))
@@ -191,6 +196,32 @@ class SharedSubscriptions:
             "groups": {share_filter: share.statistics() for share_filter, share in self._shares.items()},
         }
 
+    # Resize
+
+    async def relayout(self, kafka_topic: str) -> None:
+        """The layout of the Kafka topic has changed: the groups serve the partitions that their filters need now; done
+        when each partition has its mark. A group that is closed meanwhile needs nothing."""
+        shares = list(self._shares.values())
+        for share in shares:
+            share.relayout(partitions_of(self._routes, shared_filter_of(share.share_filter).topic_filter))
+        for share in shares:
+            with suppress(LogUnavailable):
+                await share.ready()
+
+    def pause(self, kafka_topic: str) -> None:
+        """Hand out nothing that is read from now on, of the Kafka topic and its twin, until `go_on`."""
+        for share in self._shares.values():
+            share.pause((kafka_topic, kafka_topic + Q2_SUFFIX))
+
+    def go_on(self) -> None:
+        """Undo `pause`, in the order of the layouts' generations."""
+        for share in self._shares.values():
+            share.keep_order(self._routes.barriers)
+
+    def is_ordering(self) -> bool:
+        """Whether a group here still has something from before a resize, as far as is known."""
+        return any(share.is_ordering for share in self._shares.values())
+
     # How
 
     def _open(self, share_filter: str, topic_filter: str) -> Share:
@@ -201,11 +232,13 @@ class SharedSubscriptions:
             self._log,
             self._leases.lease(group_id_of(share_filter), partitions),
             self._make_strategy(share_filter),
+            self._writer,
             prepare=lambda: self._delete_unless_held(share_filter),
             on_hungry=self._reader.changed,
             clock_ms=self._clock_ms,
         )
         self._reader.add(share.group, topic_filter)
+        share.keep_order(self._routes.barriers)
         if self._committer is None:
             self._committer = asyncio.get_running_loop().create_task(
                 self._commit_regularly(), name="headwater-shared-commits"

@@ -18,8 +18,10 @@ from bridge.log import PendingRecord, Position, RecordRefused
 from bridge.retained_view import RetainedDelivery
 from bridge.session_journal import OutgoingJournal
 from bridge.session_store import session_position
+from bridge.session_writer import HandoverRefused
 from edge.handler.exclusive import name_of
 from edge.session.effects import AppendExactlyOnce, ForgetReceived, StoreDone, StoreOutgoing, StoreReleased
+from edge.session.transitions import ConnectionState
 from edge.wire import ReasonCode
 from schemas.sessions import (
     OutgoingEntry,
@@ -34,6 +36,7 @@ from schemas.sessions import (
 )
 
 if TYPE_CHECKING:
+    from bridge.shared.group import Handover
     from edge.handler.protocol import EdgeProtocolHandler
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class DurableSession:
     """
 
     __slots__ = (
+        "_giving",
         "_handler",
         "_journal",
         "_last_progress",
@@ -66,6 +70,7 @@ class DurableSession:
         self.is_stored = is_stored
         self.will: StoredWill | None = None
         self._journal = OutgoingJournal(client_id, epoch)
+        self._giving: set[int] = set()  # under these shared subscriptions' messages are being handed over
         self.entries: dict[int, OutgoingEntry] = {}  # QoS 2 messages in flight to the client
         self._position = session_position(client_id)
         self._last_progress: SessionProgress | None = None
@@ -100,6 +105,9 @@ class DurableSession:
         of the places of replays."""
         delivery, outgoing = effect.delivery, self._handler.engine.outgoing
         assert outgoing is not None
+        if (handover := _handover_of(effect)) is not None:
+            self._hand_over(effect, handover)
+            return
         entry = self.entries[effect.packet_id] = outgoing_entry(delivery, 2)
         place = (delivery.kafka_topic, delivery.partition)
         beside = isinstance(delivery, SharedDelivery | RetainedDelivery)
@@ -109,6 +117,39 @@ class DurableSession:
             self._write(self._progress_record(self.progress()), effect)
         else:
             self._write(self._journal.record(effect.packet_id, entry), effect)
+
+    def _hand_over(self, effect: StoreOutgoing, handover: Handover) -> None:
+        """A shared subscription's message: the group gives it up and the session gets it in one transaction, so that
+        it is one session's whatever fails. Also where nothing is stored of the session."""
+        if not handover.begin():
+            self._handler.engine.outgoing_refused(effect.packet_id, self._handler.services.loop.time())
+            return
+        self._giving.add(effect.packet_id)
+        records: list[tuple[Position, PendingRecord]] = []
+        if self._handler.engine.is_durable:
+            record = self._journal.record(effect.packet_id, outgoing_entry(effect.delivery, 2))
+            records.append((self._position, record))
+        self._handler.services.sessions.write(self.client_id, self.epoch, records, self, effect, handover)
+
+    def _handed_over(self, effect: StoreOutgoing, handover: Handover) -> None:
+        engine = self._handler.engine
+        self._giving.discard(effect.packet_id)
+        if engine.is_durable:
+            self.entries[effect.packet_id] = outgoing_entry(effect.delivery, 2)
+        if engine.state is ConnectionState.CONNECTED or (engine.is_durable and engine.session_expiry_s):
+            handover.committed()
+        else:
+            handover.failed()  # the session ended before anything of it was sent
+
+    def _not_handed_over(self, token: Any) -> bool:
+        """Whether this was a hand-over: then the message is still the group's."""
+        handover = _handover_of(token)
+        if handover is None:
+            return False
+        self._giving.discard(token.packet_id)
+        self._handler.engine.outgoing_refused(token.packet_id, self._handler.services.loop.time())
+        handover.failed()
+        return True
 
     def _advance(self, effect: StoreReleased | StoreDone) -> None:
         entry = self.entries.pop(effect.packet_id, None)
@@ -139,14 +180,18 @@ class DurableSession:
         elif isinstance(token, ForgetReceived):
             engine.received_forgotten(token.packet_id)
         elif isinstance(token, StoreOutgoing):
+            if (handover := _handover_of(token)) is not None:
+                self._handed_over(token, handover)
             engine.outgoing_stored(token.packet_id, handler.services.loop.time())
         elif isinstance(token, StoreReleased):
             engine.release_stored(token.packet_id)
         handler.settle()
 
     def store_refused(self, token: Any, error: RecordRefused) -> None:
-        """Kafka refused the write for good."""
-        if isinstance(token, AppendExactlyOnce):
+        """Kafka refused the write for good, or the group does not give the message away."""
+        if self._not_handed_over(token) and isinstance(error, HandoverRefused):
+            self._handler.settle()
+        elif isinstance(token, AppendExactlyOnce):
             self._handler.engine.exactly_once_refused(token, ReasonCode.QUOTA_EXCEEDED, error.reason)
             self._handler.settle()
         else:
@@ -154,10 +199,13 @@ class DurableSession:
 
     def store_lost(self, token: Any) -> None:
         """Another owner has the session now; this connection is on its way out."""
+        self._not_handed_over(token)
         self._handler.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
     def store_unknown(self, token: Any) -> None:
         """Nobody knows: close without an answer, so that the client asks again (design section 5)."""
+        if (handover := _handover_of(token)) is not None:
+            handover.doubtful()
         self._handler.disconnect(
             ReasonCode.SERVER_BUSY, "Kafka gave no answer in time; send what is unacknowledged again"
         )
@@ -167,7 +215,7 @@ class DurableSession:
         retained = self._handler.services.retained
         assert retained is not None, "the engine asks for it only where retained messages are available"
         if retained.has_room_for(effect.headers[0][1], effect.value):
-            destination = effect.target.destination.twin()
+            destination = self._handler.services.routes.destination(effect.headers[0][1].decode()).twin()
             retained.retain(destination, offset, effect.value, effect.headers, _RetainSink(self), effect)
         else:
             log.error("client %s: %r is delivered, but not retained: no room", self.client_id, effect.headers[0][1])
@@ -284,6 +332,7 @@ class DurableSession:
         if engine.flows is not None:
             progress.incoming.update(engine.flows.received())
             progress.unsettled.update(engine.flows.unsettled())
+        progress.unsettled_outgoing.update(self._giving)
         if self._handler.replaying is not None:
             kept = {((each.kafka_topic, each.partition), each.offset) for each in self.entries.values() if each.shared}
             progress.replays = self._handler.replaying.places(kept)
@@ -298,6 +347,8 @@ class DurableSession:
         positions: dict[Position, int] = {}
         for position, begin in self._begins().items():
             at = catch_up.need_of(handler, position)
+            if at is None and not begin and deliverer.position_of(position) is None:
+                continue  # new by a resize: the edge does not know yet where it is read from
             if at is None:
                 at = deliverer.position_of(position) or 0
                 if deliverer.is_in_hand(position):
@@ -339,6 +390,12 @@ class _RetainSink:
 
     def record_unknown(self, token: AppendExactlyOnce) -> None:
         self._durable.store_unknown(token)
+
+
+def _handover_of(token: Any) -> Handover | None:
+    """By which a shared subscription gives this message to the session."""
+    delivery = token.delivery if isinstance(token, StoreOutgoing) else None
+    return delivery.handover if isinstance(delivery, SharedDelivery) else None
 
 
 def outgoing_entry(delivery: Delivery, qos: int) -> OutgoingEntry:

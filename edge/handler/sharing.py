@@ -53,7 +53,10 @@ class SharedMember:
     def deliver_shared(self, delivery: Delivery, grant: Grant, group: ShareGroup) -> None:
         """A message of one of the groups."""
         handler = self._handler
-        handler.engine.deliver(SharedDelivery.of(delivery, group), grant, handler.services.loop.time())
+        shared = SharedDelivery.of(delivery, group)
+        if delivery.qos == grant.qos == 2:
+            shared.handover = group.hand_over(self, delivery)
+        handler.engine.deliver(shared, grant, handler.services.loop.time())
         handler.settle()
 
     # For the handler -------------------------------------------------------------------------------------------------

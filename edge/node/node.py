@@ -273,6 +273,7 @@ class EdgeNode:
         )
         access = build_access(config, limits)
         events = EventLog(publisher.append, config.node_id)
+        sessions = SessionStore(self._log, config.node_id, ownership, after_batch=lambda: self.services.flush_soon())
         return EdgeServices(
             node_id=config.node_id,
             loop=loop,
@@ -291,7 +292,7 @@ class EdgeNode:
             deliverer=deliverer,
             catch_up=catch_up,
             ownership=ownership,
-            sessions=SessionStore(self._log, config.node_id, ownership, after_batch=lambda: self.services.flush_soon()),
+            sessions=sessions,
             point_reader=PointReader(self._log, routes),
             shared=SharedSubscriptions(
                 self._log,
@@ -300,6 +301,7 @@ class EdgeNode:
                 after_batch=lambda: self.services.flush(),
                 is_held=lambda share_filter: self.services.sessions.view.holds_filter(share_filter),
                 dead_letter=deliverer.plain.dead_letter,
+                writer=sessions,
             ),
             history=ReplayFeeds(
                 self._log,

@@ -227,7 +227,9 @@ class Outgoing:
             return
         flow.state = Outbound.SENT
         delivery = flow.delivery
-        assert delivery is not None
+        if delivery is None:  # purged meanwhile
+            self.completed(packet_id, wall_ms)
+            return
         self._put_out(delivery, 2, flow.retain, flow.subscription_ids, wall_ms, packet_id, flow.dup)
         self._keep_if_shared(delivery)
 
@@ -374,6 +376,22 @@ class Outgoing:
             self._queue_bytes -= len(delivery.payload)
             if delivery.remaining_expiry_s(wall_ms) != 0:  # [MQTT5-3.3.2-5]
                 self._send(delivery, qos, retain, subscription_ids, wall_ms)
+
+    def purge(self, may_be_sent: Callable[[bytes], bool]) -> None:
+        """The client's rights have changed: what has not been sent goes if its Topic Name may not be any more. What is
+        being stored before its PUBLISH is through when that is done; with a shared subscription it is sent."""
+        if self._queue:
+            kept = deque(queued for queued in self._queue if may_be_sent(queued[0].topic_name_utf8))
+            self.dropped += len(self._queue) - len(kept)
+            self._queue = kept
+            self._queue_bytes = sum(len(delivery.payload) for delivery, _, _, _ in kept)
+        for flow in self.flows.values():
+            delivery = flow.delivery
+            if flow.state is not Outbound.STORING or delivery is None or isinstance(delivery, SharedDelivery):
+                continue
+            if not may_be_sent(delivery.topic_name_utf8):
+                flow.delivery = None
+                self.dropped += 1
 
     @property
     def has_room(self) -> bool:

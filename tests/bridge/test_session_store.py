@@ -255,7 +255,7 @@ async def test_a_commit_of_ours_that_has_not_begun_to_write_is_waited_for(
     producer = one.store._writer._producer
     commit = producer.commit
 
-    async def wait_and_commit(records: Any) -> list[int]:
+    async def wait_and_commit(records: Any, marks: Any) -> list[int]:
         await going_on.wait()
         return await commit(records)
 

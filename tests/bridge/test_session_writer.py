@@ -312,7 +312,7 @@ async def test_an_unexpected_error_is_survived(
     producer = node.store._writer._producer
     commit, failures = producer.commit, [ValueError("a bug"), KeyError("another")]
 
-    async def fail_and_commit(records: Any) -> list[int]:
+    async def fail_and_commit(records: Any, marks: Any) -> list[int]:
         if failures:
             raise failures.pop()
         return await commit(records)

@@ -19,6 +19,7 @@ from support.simulation_loop import Process
 
 from bridge.log import (
     CommitUnknown,
+    GroupMarks,
     LogUnavailable,
     PendingRecord,
     Position,
@@ -270,12 +271,14 @@ class NodeTransactionalProducer:
                 raise LogUnavailable(f"{self._transactional_id} was not taken") from None
             self._usable = True
 
-    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+    async def commit(
+        self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks] = ()
+    ) -> list[int]:
         with self._alone():
             assert self._usable, "start the producer first"
             self._usable = False
             try:
-                offsets = await self._write(records)
+                offsets = await self._write(records, marks)
                 await self._end()
             except (RecordRefused, TransactionAborted):
                 self._usable = True
@@ -300,7 +303,7 @@ class NodeTransactionalProducer:
         finally:
             self._busy = False
 
-    async def _write(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+    async def _write(self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks]) -> list[int]:
         try:
             async with asyncio.timeout(WRITE_S):
                 await self._node.way_there()
@@ -308,6 +311,11 @@ class NodeTransactionalProducer:
                 self.end_transaction(aborted=True)  # what an earlier try has left open
                 transaction = self._transaction = _Transaction()
                 offsets = [self._log.append_in(transaction, position, record) for position, record in records]
+                try:
+                    self._log.store_marks(transaction, marks)
+                except TransactionAborted:
+                    self.end_transaction(aborted=True)
+                    raise
                 outside = self._node.process.loop.outside
                 outside.call_at(outside.loop.time() + TRANSACTION_TIMEOUT_S, self._expire, transaction)
                 await self._node.way_back()

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.shares import FakeMember, place_of, position_of
 
 from bridge.delivery import Delivery
-from bridge.log import Position
+from bridge.log import Mark, Position
 from bridge.shared.group import ShareGroup
+from bridge.shared.marks import decode_mark
 from bridge.shared.strategies import STRATEGIES, make_strategy
 from bridge.subscriptions import Grant, Subscription
 
@@ -67,7 +68,7 @@ class Bench:
         self.group.feed(position, deliveries, deliveries[-1].offset + 1)
 
     def low_water(self, position: Position = HERE) -> int:
-        return self.group.low_water()[position]
+        return self.group.marks()[position].offset
 
     def figure(self, name: str) -> int:
         return self.group.statistics()[name]
@@ -85,7 +86,7 @@ def offsets(member: FakeMember) -> list[int]:
 def test_the_low_water_mark_is_the_lowest_that_is_not_acknowledged() -> None:
     bench, member = Bench(), holding("m")
     bench.join(member)
-    bench.group.gain(HERE, 10)
+    bench.group.gain(HERE, Mark(10))
     assert bench.low_water() == 10
     bench.feed(message(12), message(13), message(15))
     assert bench.low_water() == 12, "11 matched nothing"
@@ -103,7 +104,7 @@ def test_the_low_water_mark_is_the_lowest_that_is_not_acknowledged() -> None:
 def test_qos_0_is_done_when_it_is_handed_out(message_qos: int, granted_qos: int) -> None:
     bench, member = Bench(), holding("m")
     bench.join(member, qos=granted_qos)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0, qos=message_qos))
     assert offsets(member) == [0]
     assert bench.low_water() == 1
@@ -113,7 +114,7 @@ def test_each_member_gets_by_its_own_options() -> None:
     bench, first, second = Bench("round_robin"), FakeMember("a"), FakeMember("b")
     bench.group.join(first, Subscription(first, "a", 1, subscription_id=7))
     bench.group.join(second, Subscription(second, "a", 2, retain_as_published=True))
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0), message(1))
     assert (first.grants[0].qos, first.grants[0].subscription_ids) == (1, (7,))
     assert (second.grants[0].qos, second.grants[0].retain_as_published) == (2, True)
@@ -126,7 +127,7 @@ def test_each_member_gets_by_its_own_options() -> None:
 def test_a_partition_waits_for_room_and_goes_on() -> None:
     bench, small, other = Bench(), holding("m", room=2), holding("n", room=1)
     bench.join(small, other)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset) for offset in range(5)))
     assert sorted(offsets(small) + offsets(other)) == [0, 1, 2]
     assert bench.group.wants(HERE) is None
@@ -143,7 +144,7 @@ def test_a_waiting_partition_does_not_keep_others_waiting_for_ever() -> None:
     bench, member = Bench(), holding("m", room=1)
     bench.join(member)
     for position in (HERE, THERE):
-        bench.group.gain(position, 0)
+        bench.group.gain(position, Mark(0))
         bench.feed(*(message(offset, position) for offset in range(3)), position=position)
     for _ in range(6):
         member.acknowledge(1)
@@ -154,7 +155,7 @@ def test_a_waiting_partition_does_not_keep_others_waiting_for_ever() -> None:
 
 def test_acknowledged_at_once_is_not_handed_out_in_ever_deeper_calls() -> None:
     bench, member = Bench(), FakeMember("m")
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset) for offset in range(3_000)))
     bench.join(member)
     assert offsets(member) == list(range(3_000))
@@ -168,8 +169,8 @@ def test_a_hash_waits_for_its_member_and_holds_up_no_other_partition() -> None:
         chosen = bench.group._strategy.choose(members, message(0, topic_name=name))
         assert isinstance(chosen, FakeMember)
         names[chosen.client_id] = name
-    bench.group.gain(HERE, 0)
-    bench.group.gain(THERE, 0)
+    bench.group.gain(HERE, Mark(0))
+    bench.group.gain(THERE, Mark(0))
     bench.feed(*(message(offset, topic_name=names["m"]) for offset in range(2)))
     bench.feed(*(message(offset, THERE, topic_name=names["n"]) for offset in range(2)), position=THERE)
     assert [len(member.got) for member in members] == [1, 1]
@@ -181,12 +182,12 @@ def test_too_much_unacknowledged_stops_the_partition_and_no_other() -> None:
     bench, slow, quick = Bench("hash_topic", records_max=3), holding("m"), FakeMember("n")
     bench.join(slow)
     for position in (HERE, THERE):
-        bench.group.gain(position, 0)
+        bench.group.gain(position, Mark(0))
     bench.feed(*(message(offset) for offset in range(5)))
     assert offsets(slow) == [0, 1, 2]
     slow.unacknowledged.pop((bench.group, HERE, 1))
     bench.group.acknowledged(slow, HERE, 1)
-    assert offsets(slow) == [0, 1, 2], "what is above the low-water mark counts, acknowledged or not"
+    assert offsets(slow) == [0, 1, 2, 3], "what is done above the low-water mark does not count"
     bench.feed(message(0, THERE), position=THERE)
     assert position_of(slow.got[-1]) == THERE
     slow.acknowledge(1)
@@ -197,7 +198,7 @@ def test_too_much_unacknowledged_stops_the_partition_and_no_other() -> None:
 def test_what_is_unacknowledged_is_bounded_in_bytes() -> None:
     bench, member = Bench(bytes_max=1_000), holding("m")
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset, payload=b"x" * 600) for offset in range(4)))
     assert offsets(member) == [0, 1]
     member.acknowledge(1)
@@ -207,7 +208,7 @@ def test_what_is_unacknowledged_is_bounded_in_bytes() -> None:
 def test_a_member_that_leaves_gives_back_what_it_has_and_that_goes_first() -> None:
     bench, gone, heir = Bench("sticky"), holding("m", room=3), holding("n")
     bench.join(gone)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset) for offset in range(5)))
     gone.acknowledge(1)
     assert offsets(gone) == [0, 1, 2, 3]
@@ -224,7 +225,7 @@ def test_a_member_that_leaves_gives_back_what_it_has_and_that_goes_first() -> No
 def test_what_is_given_back_goes_to_who_is_there_even_when_the_window_is_full() -> None:
     bench, gone, heir = Bench("round_robin", records_max=2), holding("m"), holding("n")
     bench.join(gone, heir)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset) for offset in range(3)))
     bench.group.leave(gone)
     assert offsets(heir) == [1, 0]
@@ -233,7 +234,7 @@ def test_what_is_given_back_goes_to_who_is_there_even_when_the_window_is_full() 
 def test_what_nobody_has_room_for_holds_the_low_water_mark() -> None:
     bench, gone, full = Bench("round_robin"), holding("m"), holding("n", room=1)
     bench.join(full, gone)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0), message(1), message(2))
     bench.group.leave(gone)
     full.room = 0
@@ -245,7 +246,7 @@ def test_qos_2_that_was_sent_stays_with_its_member() -> None:
     """[MQTT5-4.8.2-4] [MQTT5-4.8.2-5]"""
     bench, gone, heir = Bench(), holding("m"), holding("n")
     bench.join(gone, qos=2)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset, qos=2) for offset in range(3)))
     bench.group.leave(gone, keeps={(HERE, 0), (HERE, 2), (THERE, 1)})
     bench.join(heir, qos=2)
@@ -258,7 +259,7 @@ def test_who_unsubscribes_gets_nothing_new_and_may_acknowledge() -> None:
     """[MQTT5-3.10.4-2] [MQTT5-3.10.4-3]"""
     bench, gone = Bench(), holding("m")
     bench.join(gone)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0), message(1))
     bench.group.unsubscribe(gone)
     assert bench.group.has_held(gone)
@@ -272,7 +273,7 @@ def test_who_unsubscribes_gets_nothing_new_and_may_acknowledge() -> None:
 def test_a_hash_names_another_member_when_its_own_has_unsubscribed_and_is_done() -> None:
     bench, gone, heir = Bench("hash_topic"), holding("m"), holding("n")
     bench.join(gone)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0))
     bench.group.unsubscribe(gone)
     bench.join(heir)
@@ -291,7 +292,7 @@ def test_a_member_that_raises_is_none_any_more() -> None:
 
     bench, broken, heir = Bench("round_robin"), Broken("m"), FakeMember("n")
     bench.join(broken, heir)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0), message(1))
     assert offsets(heir) == [0, 1]
     assert list(bench.group.members) == [heir]
@@ -300,7 +301,7 @@ def test_a_member_that_raises_is_none_any_more() -> None:
 
 def test_nothing_is_handed_out_without_a_lease() -> None:
     bench, member = Bench(), FakeMember("m")
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0))
     bench.leased = False
     bench.join(member)
@@ -315,9 +316,9 @@ def test_nothing_is_handed_out_without_a_lease() -> None:
 def test_a_partition_that_goes_is_not_handed_out_any_more() -> None:
     bench, member, heir = Bench(), holding("m", room=2), FakeMember("n")
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0), message(1), message(2))
-    bench.group.gain(THERE, 0)
+    bench.group.gain(THERE, Mark(0))
     bench.group.revoke([HERE, THERE])
     assert bench.group.wants(THERE) is None
     assert bench.group.has_open([HERE])
@@ -328,7 +329,7 @@ def test_a_partition_that_goes_is_not_handed_out_any_more() -> None:
     assert bench.low_water() == 1
     assert bench.group.wants(HERE) is None
     bench.group.lose([HERE])
-    bench.group.gain(HERE, 1)
+    bench.group.gain(HERE, Mark(1))
     bench.feed(message(1), message(2))
     assert offsets(heir) == [1, 2]
 
@@ -337,7 +338,7 @@ def test_expired_while_it_waited() -> None:
     """I15 [MQTT5-3.3.2-5]"""
     bench, member = Bench(), holding("m", room=1)
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset, expiry_s=10) for offset in range(3)))
     bench.now_ms += 10_000
     member.acknowledge()
@@ -349,7 +350,7 @@ def test_expired_while_it_waited() -> None:
 def test_what_came_back_may_have_expired() -> None:
     bench, member, heir = Bench(), holding("m"), FakeMember("n")
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0, expiry_s=10), message(1))
     bench.group.leave(member)
     bench.now_ms += 10_000
@@ -361,7 +362,7 @@ def test_what_came_back_may_have_expired() -> None:
 def test_a_dropped_buffer_is_read_again() -> None:
     bench, member = Bench(), holding("m", room=1)
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(*(message(offset) for offset in range(3)))
     assert bench.group.buffered_bytes == 2
     bench.group.drop_buffers()
@@ -375,7 +376,7 @@ def test_a_dropped_buffer_is_read_again() -> None:
 def test_a_dropped_buffer_is_not_read_while_the_window_is_full() -> None:
     bench, member = Bench(records_max=1), holding("m")
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.feed(message(0), message(1))
     bench.group.drop_buffers()
     bench.group.hand_out()
@@ -387,7 +388,7 @@ def test_a_dropped_buffer_is_not_read_while_the_window_is_full() -> None:
 def test_a_log_that_begins_later() -> None:
     bench, member = Bench(), FakeMember("m")
     bench.join(member)
-    bench.group.gain(HERE, 0)
+    bench.group.gain(HERE, Mark(0))
     bench.group.skip_to(HERE, 50)
     assert (bench.group.wants(HERE), bench.low_water(), bench.figure("truncated_records")) == (50, 50, 50)
 
@@ -401,7 +402,7 @@ class GroupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.logs: dict[Position, list[Delivery]] = {("t", at): [] for at in range(2)}
-        self.committed = dict.fromkeys(self.logs, 0)
+        self.committed = dict.fromkeys(self.logs, Mark(0))
         self.done: set[tuple[Position, int]] = set()
         self.given_back: Counter[tuple[Position, int]] = Counter()
         self.times: Counter[tuple[Position, int]] = Counter()
@@ -416,7 +417,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.records_max = records_max
         self.bench = Bench(strategy, records_max=records_max)
         for position in self.logs:
-            self.bench.group.gain(position, 0)
+            self.bench.group.gain(position, Mark(0))
 
     @rule(position=PLACES, kinds=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 1, 2])), max_size=6))
     def publish(self, position: Position, kinds: list[tuple[int, int]]) -> None:
@@ -478,7 +479,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        self.committed |= self.bench.group.low_water()
+        self.committed |= self.bench.group.marks()
 
     @rule(position=PLACES, clean=st.booleans())
     def lose_and_gain(self, position: Position, clean: bool) -> None:
@@ -502,8 +503,10 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_unacknowledged_lies_below_a_low_water_mark(self) -> None:  # I16
         if hasattr(self, "bench"):
-            for position, mark in self.bench.group.low_water().items():
-                assert all((position, offset) in self.done for offset in range(mark)), (position, mark)
+            for position, mark in self.bench.group.marks().items():
+                frontier, opened = decode_mark(mark)
+                done = (offset for offset in range(frontier) if offset not in opened)
+                assert all((position, offset) in self.done for offset in done), (position, mark)
 
     @invariant()
     def members_saw_nothing_wrong(self) -> None:
@@ -538,7 +541,7 @@ class GroupMachine(RuleBasedStateMachine):
             for member in self.members:
                 for held in list(member.unacknowledged):
                     member.finish(held)
-        assert self.bench.group.low_water() == {position: len(log) for position, log in self.logs.items()}
+        assert self.bench.group.marks() == {position: Mark(len(log)) for position, log in self.logs.items()}
         for position, log in self.logs.items():
             for delivery in log:
                 assert self.times[position, delivery.offset] >= 1, "never delivered"
@@ -555,7 +558,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.bench.group.leave(member, keeps)
 
     def _lost(self, position: Position) -> None:
-        for offset in range(self.committed[position], len(self.logs[position])):
+        frontier, opened = decode_mark(self.committed[position])
+        for offset in [*opened, *range(frontier, len(self.logs[position]))]:
             self.given_back[position, offset] += 1
         for member in self.members + self.unsubscribed:
             for held in [held for held in member.unacknowledged if held[1] == position]:

@@ -10,7 +10,7 @@ from support.logs import turns
 from support.shares import FakeMember, eventually, record
 
 import bridge.shared.reader as reader_module
-from bridge.log import LogUnavailable, Position, Record, TransactionAborted
+from bridge.log import LogUnavailable, Mark, Position, Record, TransactionAborted
 from bridge.memory_log import MemoryLog
 from bridge.partitioning import RouteTable
 from bridge.shared.group import ShareGroup
@@ -77,11 +77,11 @@ async def test_a_group_gets_what_matches_from_where_it_is(bench: Bench) -> None:
     bench.put(b"4")
     member = FakeMember("m")
     group = bench.group("a", member)
-    group.gain(PLAIN, 1)
+    group.gain(PLAIN, Mark(1))
     await eventually(lambda: member.payloads == [b"1", b"2", b"4"])
     bench.put(b"5")
     await eventually(lambda: len(member.got) == 4)
-    assert group.low_water() == {PLAIN: 6}
+    assert group.marks() == {PLAIN: Mark(6)}
     assert bench.after_batches >= 2
 
 
@@ -89,8 +89,8 @@ async def test_what_is_not_leased_is_not_read(bench: Bench) -> None:
     bench.put(b"0")
     bench.put(b"other", at=OTHER)
     member = FakeMember("m")
-    bench.group("a", member).gain(OTHER, 0)
-    bench.group("a", FakeMember("n"), leased=False).gain(PLAIN, 0)
+    bench.group("a", member).gain(OTHER, Mark(0))
+    bench.group("a", FakeMember("n"), leased=False).gain(PLAIN, Mark(0))
     await eventually(lambda: member.got)
     await turns(20)
     assert member.payloads == [b"other"]
@@ -101,8 +101,8 @@ async def test_a_group_whose_members_are_full_is_not_read_for_and_the_others_are
     slow, quick = FakeMember("s", room=2, acknowledges=False), FakeMember("q")
     waiting = bench.group("a", slow)
     going = bench.group("a", quick)
-    waiting.gain(PLAIN, 0)
-    going.gain(PLAIN, 0)
+    waiting.gain(PLAIN, Mark(0))
+    going.gain(PLAIN, Mark(0))
     bench.put(*numbers(0, 2_000))
     await eventually(lambda: len(quick.got) == 2_000)
     assert waiting.buffered_bytes <= sum(map(len, numbers(0, 500)))
@@ -113,14 +113,14 @@ async def test_a_group_whose_members_are_full_is_not_read_for_and_the_others_are
             break
     await eventually(lambda: slow.acknowledge() or len(slow.got) == 2_000)
     assert slow.payloads == quick.payloads == numbers(0, 2_000)
-    assert waiting.low_water() == going.low_water() == {PLAIN: 2_000}
+    assert waiting.marks() == going.marks() == {PLAIN: Mark(2_000)}
 
 
 async def test_groups_at_one_place_ride_on_one_scan(bench: Bench) -> None:
     members = [FakeMember(f"m{number}") for number in range(10)]
     bench.put(*numbers(0, 3_000))
     for member in members:
-        bench.group("a", member).gain(PLAIN, 0)
+        bench.group("a", member).gain(PLAIN, Mark(0))
     await eventually(lambda: all(len(member.got) == 3_000 for member in members))
     assert bench.figure("records") == 3_000
 
@@ -128,8 +128,8 @@ async def test_groups_at_one_place_ride_on_one_scan(bench: Bench) -> None:
 async def test_a_group_far_behind_does_not_keep_the_one_at_the_end_waiting(bench: Bench) -> None:
     bench.put(*numbers(0, 50_000))
     late, early = FakeMember("late"), FakeMember("early")
-    bench.group("a", early).gain(PLAIN, 50_000)
-    bench.group("a", late).gain(PLAIN, 0)
+    bench.group("a", early).gain(PLAIN, Mark(50_000))
+    bench.group("a", late).gain(PLAIN, Mark(0))
     await eventually(lambda: len(late.got) > 1_000)
     bench.put(b"now")
     await eventually(lambda: early.payloads == [b"now"])
@@ -144,7 +144,7 @@ async def test_memory_is_bounded_by_reading_again(bench: Bench, monkeypatch: pyt
     members = [FakeMember(f"m{number}", room=1, acknowledges=False) for number in range(3)]
     groups = [bench.group(name, member) for name, member in zip("abc", members, strict=True)]
     for group, name in zip(groups, "abc", strict=True):
-        group.gain(PLAIN, 0)
+        group.gain(PLAIN, Mark(0))
         bench.put(*(b"%s%07d" % (name.encode(), number) for number in range(100)), topic_name=name)
     await eventually(lambda: all(member.got for member in members))
     await turns(20)
@@ -157,14 +157,14 @@ async def test_read_committed_and_past_the_marker(bench: Bench) -> None:
     """QoS 2: nothing before the commit, nothing of what was aborted; the low-water mark comes to the end."""
     member = FakeMember("m")
     group = bench.group("a", member)
-    group.gain(TWIN, 0)
+    group.gain(TWIN, Mark(0))
     producer = bench.log.transactional_producer("t")
     await producer.start()
     await producer.commit([(TWIN, record("a", b"whole", qos=2))])
     await eventually(lambda: member.payloads == [b"whole"])
     end = (await bench.log.end_offsets({TWIN}))[TWIN]
     assert end > 1, "a marker lies behind it"
-    await eventually(lambda: group.low_water() == {TWIN: end})
+    await eventually(lambda: group.marks() == {TWIN: Mark(end)})
     bench.log.fail_next_commit(TransactionAborted("planted"))
     with pytest.raises(TransactionAborted):
         await producer.commit([(TWIN, record("a", b"aborted", qos=2))])
@@ -180,7 +180,7 @@ async def test_read_committed_and_past_the_marker(bench: Bench) -> None:
 
 async def test_an_unreadable_record_is_told_and_skipped(bench: Bench) -> None:
     member = FakeMember("m")
-    bench.group("#", member).gain(PLAIN, 0)
+    bench.group("#", member).gain(PLAIN, Mark(0))
     bench.log.put(*PLAIN, None, b"no name", ())
     bench.put(b"1")
     await eventually(lambda: member.payloads == [b"1"])
@@ -193,8 +193,8 @@ async def test_deleted_records_are_told(bench: Bench) -> None:
     bench.log.truncate(*PLAIN, 10)
     member, other = FakeMember("m"), FakeMember("n")
     group = bench.group("a", member)
-    group.gain(PLAIN, 3)
-    bench.group("a", other).gain(PLAIN, 15)
+    group.gain(PLAIN, Mark(3))
+    bench.group("a", other).gain(PLAIN, Mark(15))
     await eventually(lambda: len(member.got) == 10 and len(other.got) == 5)
     assert member.payloads == numbers(10, 20)
     assert group.statistics()["truncated_records"] == 7
@@ -203,7 +203,7 @@ async def test_deleted_records_are_told(bench: Bench) -> None:
 
 async def test_a_log_that_does_not_answer_is_asked_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     member = FakeMember("m")
-    bench.group("a", member).gain(PLAIN, 0)
+    bench.group("a", member).gain(PLAIN, Mark(0))
     consumer = bench.reader._consumer
     assert consumer is not None
     fetch, failures = consumer.fetch, iter([LogUnavailable("planted"), RuntimeError("planted")])
@@ -223,7 +223,7 @@ async def test_a_log_that_does_not_answer_is_asked_again(bench: Bench, monkeypat
 async def test_a_group_that_is_removed_is_read_for_no_more(bench: Bench) -> None:
     member = FakeMember("m")
     group = bench.group("a", member)
-    group.gain(PLAIN, 0)
+    group.gain(PLAIN, Mark(0))
     await turns(10)
     assert bench.figure("partitions") == 1
     bench.reader.remove(group)
@@ -237,7 +237,7 @@ async def test_groups_come_and_go_while_all_is_read(bench: Bench) -> None:
     """A partition that is taken away and given back under the reader loses nothing and doubles nothing."""
     member = FakeMember("m")
     group = bench.group("a", member)
-    group.gain(PLAIN, 0)
+    group.gain(PLAIN, Mark(0))
     other = bench.group("a", FakeMember("n"))
 
     async def put() -> None:
@@ -248,9 +248,9 @@ async def test_groups_come_and_go_while_all_is_read(bench: Bench) -> None:
 
     putting = asyncio.ensure_future(put())
     while not putting.done():
-        mark = group.low_water()[PLAIN]
+        mark = group.marks()[PLAIN]
         group.lose([PLAIN])
-        other.gain(OTHER, 0)
+        other.gain(OTHER, Mark(0))
         await turns(3)
         group.gain(PLAIN, mark)
         other.lose([OTHER])

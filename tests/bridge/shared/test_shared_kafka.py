@@ -20,7 +20,7 @@ from support.shares import FakeMember, eventually, make_node, record, until_in
 
 from bridge.kafka_connection import KafkaConnection
 from bridge.kafka_log import KafkaLog
-from bridge.log import Position
+from bridge.log import Mark, Position
 from bridge.partitioning import RouteTable
 from bridge.shared.kafka_lease import KafkaLease, KafkaLeases
 from bridge.shared.lease import LeaseLost, group_id_of
@@ -144,8 +144,9 @@ class Cluster:
     async def stored(self, lease: KafkaLease) -> None:
         """Until the low-water marks in Kafka are the ends."""
         ends = await self.log.end_offsets(partitions_of(self.routes, "#"))
+        marks = {position: Mark(offset) for position, offset in ends.items()}
         async with asyncio.timeout(READ_S):
-            while await lease.committed() != ends:  # noqa: ASYNC110 - Kafka is asked
+            while await lease.committed() != marks:  # noqa: ASYNC110 - Kafka is asked
                 await asyncio.sleep(0.05)
 
     async def balanced(self, *counts: int) -> None:
@@ -231,7 +232,7 @@ async def test_a_node_that_was_given_up_hears_of_it_and_comes_back(cluster: Clus
     await cluster.complete()
     await cluster.leave_behind_its_back(node)
     with pytest.raises(LeaseLost):
-        await lease.commit({(cluster.kafka_topic, 0): 0})
+        await lease.commit({(cluster.kafka_topic, 0): Mark(0)})
     await eventually(lambda: node.shared.statistics()["groups"][cluster.share_filter]["losses"] == 1, SETTLED_S)
     late = list(member.unacknowledged)
     member.acknowledges = True
@@ -270,7 +271,7 @@ async def test_before_it_has_joined_nothing_can_be_stored(cluster: Cluster) -> N
     node = await cluster.node()
     lease = node.leases.lease(cluster.group_id, frozenset({(cluster.kafka_topic, 0)}))
     with pytest.raises(LeaseLost):
-        await lease.commit({(cluster.kafka_topic, 0): 0})
+        await lease.commit({(cluster.kafka_topic, 0): Mark(0)})
     assert not lease.is_valid()
     assert await lease.committed() == {}
     await lease.leave()
