@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import acl, bans, demo, doctor, edge, kafka, nodes, passwd, spark, tokens, topics, up
+from edge.cli import acl, bans, demo, doctor, edge, get, kafka, nodes, passwd, replay, spark, tail, tokens, topics, up
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app.command("edge")(edge.run)
 app.command("kafka")(kafka.run)
 app.command("passwd")(passwd.run)
 app.command("doctor")(doctor.run)
+app.command("replay")(replay.run)
+app.command("tail")(tail.run)
+app.command("get")(get.run)
 app.add_typer(topics.app, name="topics")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(bans.app, name="bans")

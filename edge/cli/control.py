@@ -25,7 +25,7 @@ class Operator:
 
     def __init__(self, log: KafkaLog) -> None:
         self.log = log
-        self.name = f"{getpass.getuser()}@{socket.gethostname()}"
+        self.name = who_am_i()
         self.control = Control(log, self._append_future, keeps_dead_letters=False)
 
     async def put(self, action: str, entry: ControlEntry, client_id: str = "", **detail: Any) -> int:
@@ -43,6 +43,11 @@ class Operator:
 
     def _append_future(self, destination: Destination, value: bytes | None, headers: Headers) -> asyncio.Future[int]:
         return self.log.submit(destination.kafka_topic, destination.partition, [(destination.key, value, headers)])
+
+
+def who_am_i() -> str:
+    """Who is at the keyboard, and of which machine."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 @asynccontextmanager
