@@ -136,23 +136,23 @@ def test_the_processor_orders_remembers_and_rings() -> None:
     tester = TwsTester(AnomalyProcessor(rules, timers=True), timeMode="ProcessingTime")
     tester.setProcessingTime(BASE_MS)
     messages = arrivals(5, 11, 12)
-    assert kinds(tester.test(("d",), [row(message) for message in reversed(messages)])) == [("range", "raised")]
+    assert kinds(tester.test("d", [row(message) for message in reversed(messages)])) == [("range", "raised")]
     expected = watch(rules, messages)
     assert tester.setProcessingTime(BASE_MS + 8000) == []  # the timer of the first message: 2 s too early by now
     rang = tester.setProcessingTime(BASE_MS + 9000)
     assert kinds(rang) == [("silence", "raised")]
-    heard = tester.test(("d",), [row(arrivals(3, first=10)[0])])
+    heard = tester.test("d", [row(arrivals(3, first=10)[0])])
     assert kinds(heard) == [("silence", "cleared"), ("range", "cleared")]
     assert heard[1].id == expected[0].id
     assert json.loads(heard[1].body)["reason"] == "back to normal"
     assert kinds(tester.setProcessingTime(BASE_MS + 17_000)) == [("silence", "raised")]  # not the one for forgetting
     assert kinds(tester.setProcessingTime(BASE_MS + 70_000)) == [("silence", "cleared")]
-    assert tester.peekValueState("device", ("d",)) is None
+    assert tester.peekValueState("device", "d") is None
 
 
 def test_without_timers_the_next_message_shows_the_silence() -> None:
     tester = TwsTester(AnomalyProcessor(Rules(silence_ms=5000), timers=False))
-    found = tester.test(("d",), [row(arrivals(1)[0]), row(arrivals(1, first=30)[0])])
+    found = tester.test("d", [row(arrivals(1)[0]), row(arrivals(1, first=30)[0])])
     assert kinds(found) == [("silence", "raised"), ("silence", "cleared")]
 
 
