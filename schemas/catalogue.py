@@ -13,6 +13,7 @@ RETAINED = "headwater.retained"
 NODES = "headwater.nodes"
 EVENTS = "headwater.events"
 CONTROL = "headwater.control"
+CATALOGUE = "headwater.catalogue"
 
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024  # a 1 MB packet with its headers, and room for a batch of one
 HOUR_MS = 3_600_000
@@ -151,6 +152,16 @@ _FIXED_SPECS = (
         "routes, ACL, bans, auto-subscriptions",
         "configuration with history, hot on every edge",
         segment_ms=DAY_MS,
+        delete_retention_ms=DAY_MS,
+    ),
+    _spec(
+        CATALOGUE,
+        1,
+        "compact",
+        "family, a Topic Filter",
+        "fields, rates, error share, JSON",
+        "topic catalogue, written by Spark",
+        segment_ms=HOUR_MS,
         delete_retention_ms=DAY_MS,
     ),
     _spec(
