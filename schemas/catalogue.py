@@ -13,6 +13,7 @@ RETAINED = "headwater.retained"
 NODES = "headwater.nodes"
 EVENTS = "headwater.events"
 CONTROL = "headwater.control"
+DELAYED = "headwater.delayed"
 CATALOGUE = "headwater.catalogue"
 
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024  # a 1 MB packet with its headers, and room for a batch of one
@@ -122,6 +123,16 @@ _FIXED_SPECS = (
         "Topic Name",
         "payload and source position",
         "materialised retained messages",
+        segment_ms=HOUR_MS,
+        delete_retention_ms=DAY_MS,
+    ),
+    _spec(
+        DELAYED,
+        4,  # each is published from by one edge at a time, with a transactional producer of its own
+        "compact",
+        "unique per message",
+        "payload, byte for byte",
+        "delayed messages until they are due",
         segment_ms=HOUR_MS,
         delete_retention_ms=DAY_MS,
     ),

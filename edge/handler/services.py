@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqtt.plugins.manager import PluginManager
 
+from bridge.delayed import DelayedMessages
 from bridge.exclusive import ExclusiveFilters
 from bridge.history.feeds import ReplayFeeds
 from bridge.log import Position
@@ -92,6 +93,7 @@ class EdgeServices:
     counters: Counters = field(default_factory=Counters)
     rules: Rules = field(default_factory=Rules)
     exclusive: ExclusiveFilters | None = None  # None: `$exclusive/` is refused
+    delayed: DelayedMessages | None = None  # None: `$delayed/` is refused
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
     retained: RetainedMessages | None = None

@@ -3,10 +3,14 @@
 The engine keeps the answer per session and Topic Name: what is done here costs nothing per message.
 """
 
+from functools import partial
+
 from edge.access.principal import Principal
 from edge.handler.services import EdgeServices
-from edge.session.effects import PublishTarget
+from edge.rules.delayed import DELAYED_PREFIX, parse_delayed
+from edge.session.effects import DelayedTarget, PublishTarget
 from edge.wire import ReasonCode, check_topic_name_utf8
+from schemas.delayed import HEADER_DELAY_S
 from schemas.errors import TopicError
 from schemas.records import HEADER_CLIENT_ID, HEADER_QOS, HEADER_TOPIC, Header
 from schemas.topics import check_topic_name
@@ -27,19 +31,33 @@ def resolve_target(services: EdgeServices, principal: Principal, raw: bytes) -> 
     Raises ProtocolViolation when the bytes are no topic name at all [MQTT5-3.3.2-2] [MQTT311-3.3.2-2].
     """
     topic_name = check_topic_name_utf8(raw)
-    rewritten = services.rules.rewrites.topic_name(topic_name, principal)
-    if rewritten != topic_name:
-        topic_name, raw = rewritten, rewritten.encode()
-        if not is_topic_name(topic_name):
-            return ReasonCode.TOPIC_NAME_INVALID
-    limits = services.limits
-    if len(raw) > limits.topic_name_bytes_max or topic_name.count("/") >= limits.topic_levels_max:
-        return ReasonCode.TOPIC_NAME_INVALID
-    if not services.access.authorizer.may_publish(principal, topic_name):
+    if not topic_name.startswith(DELAYED_PREFIX):
+        return _resolved(services, principal, topic_name)
+    delayed = parse_delayed(topic_name)
+    if delayed is None or services.delayed is None:
         services.event("denied", principal.client_id, action="publish", topic_name=topic_name, user=principal.name)
+        return ReasonCode.TOPIC_NAME_INVALID
+    target = _resolved(services, principal, delayed.topic_name)
+    if isinstance(target, ReasonCode):
+        return target
+    delay = (HEADER_DELAY_S, b"%d" % delayed.delay_s)
+    plain, once, twice = ([*headers, delay] for headers in target.headers)
+    place = partial(services.delayed.place, plain[0][1].decode())
+    return DelayedTarget(target.destination, (plain, once, twice), place=place)
+
+
+def _resolved(services: EdgeServices, principal: Principal, topic_name: str) -> PublishTarget | ReasonCode:
+    rewritten = services.rules.rewrites.topic_name(topic_name, principal)
+    if rewritten != topic_name and (not is_topic_name(rewritten) or rewritten.startswith(DELAYED_PREFIX)):
+        return ReasonCode.TOPIC_NAME_INVALID
+    raw, limits = rewritten.encode(), services.limits
+    if len(raw) > limits.topic_name_bytes_max or rewritten.count("/") >= limits.topic_levels_max:
+        return ReasonCode.TOPIC_NAME_INVALID
+    if not services.access.authorizer.may_publish(principal, rewritten):
+        services.event("denied", principal.client_id, action="publish", topic_name=rewritten, user=principal.name)
         return ReasonCode.NOT_AUTHORIZED
     plain: list[Header] = [(HEADER_TOPIC, raw), (HEADER_CLIENT_ID, principal.client_id.encode())]
     return PublishTarget(
-        services.routes.destination(topic_name),
+        services.routes.destination(rewritten),
         ([*plain, (HEADER_QOS, b"0")], plain, [*plain, (HEADER_QOS, b"2")]),
     )

@@ -182,6 +182,14 @@ class AuthenticationConfig(_Table):
         return not any(ways)
 
 
+class DelayedConfig(_Table):
+    """`[delayed]`: `$delayed/<seconds>/<topic name>`; how much may wait, all in all, before an edge takes no more."""
+
+    enabled: bool = True
+    messages_max: int = Field(default=100_000, ge=1)
+    bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+
+
 class EdgeConfig(_Table):
     """One edge. `dev` is for this machine alone: anonymous, plaintext, replication factor 1, no rate limits."""
 
@@ -197,6 +205,7 @@ class EdgeConfig(_Table):
     rewrite: tuple[dict[str, Any], ...] = ()
     auto_subscriptions: tuple[dict[str, Any], ...] = ()
     exclusive_subscriptions: bool = True
+    delayed: DelayedConfig = DelayedConfig()
     reuse_port: bool = False
     drain_clients_per_s: float = Field(default=100.0, gt=0)
     advertised_mqtt: str | None = None

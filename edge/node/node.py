@@ -14,6 +14,7 @@ from aiohttp import web
 
 from bridge.catch_up import CatchUp
 from bridge.control import Control
+from bridge.delayed import DelayedMessages
 from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
 from bridge.exclusive import ExclusiveFilters
@@ -140,6 +141,8 @@ class EdgeNode:
             await self.services.sessions.stop(self._left_s())
             await self.services.publisher.stop(self._left_s())
             await self.services.ownership.stop()
+            if self.services.delayed is not None:
+                await self.services.delayed.stop()
             if self.services.retained is not None:
                 await self.services.retained.stop()
             await self.services.catch_up.stop()
@@ -235,6 +238,8 @@ class EdgeNode:
         await services.sessions.start()
         if services.capabilities.retain_available:
             await self._start_retained(services)
+        if config.delayed.enabled:
+            await self._start_delayed(services)
         if config.exclusive_subscriptions:
             services.exclusive = ExclusiveFilters(services.ownership, services.sessions, self._live_nodes)
         self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
@@ -251,6 +256,7 @@ class EdgeNode:
             asyncio.create_task(self._publish_statistics()),
             asyncio.create_task(self._checkpoint_sessions()),
             asyncio.create_task(self._settle_exclusive()),
+            *([asyncio.create_task(services.delayed.run())] if services.delayed is not None else ()),
         ]
         log.info("edge %s serves MQTT on %s", config.node_id, self.mqtt_addresses)
 
@@ -359,6 +365,21 @@ class EdgeNode:
         retained = RetainedMessages(self._log, services.publisher, self.config.node_id, view=view)
         await retained.start()
         services.retained, services.pacer = retained, RetainedPacer(services, retained)
+
+    async def _start_delayed(self, services: EdgeServices) -> None:
+        config = self.config
+        services.delayed = DelayedMessages(
+            self._log,
+            services.routes,
+            services.retained,
+            config.node_id,
+            self._incarnation,
+            self._live_nodes,
+            messages_max=config.delayed.messages_max,
+            bytes_max=config.delayed.bytes_max,
+            clock_ms=services.wall_ms,
+        )
+        await services.delayed.start()
 
     async def _say_goodbye(self) -> None:
         services = self.services

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+from schemas.delayed import DELAY_S_MAX
 
 DELAYED_PREFIX: Final = "$delayed/"
-DELAY_S_MAX: Final = 4_294_967  # EMQX's: 49 days, the milliseconds of 32 bits
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedName:
+class DelayedName(NamedTuple):
     """What is behind the prefix; `topic_name` is still to be checked."""
 
     delay_s: int

@@ -17,14 +17,14 @@
 The shape follows mitmproxy's `proxy/commands.py`; a packet to send is not an effect but bytes in `SessionEngine.out`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from bridge.delivery import Delivery
 from bridge.partitioning import Destination
 from edge.session.authenticating import StepAuthentication
-from edge.wire import Connect, Subscribe, Unsubscribe, Will
+from edge.wire import Connect, ReasonCode, Subscribe, Unsubscribe, Will
 
 RecordHeaders = Sequence[tuple[str, bytes]]
 
@@ -38,6 +38,20 @@ class PublishTarget:
 
     destination: Destination
     headers: tuple[list[tuple[str, bytes]], list[tuple[str, bytes]], list[tuple[str, bytes]]]
+    retains: bool = True  # RETAIN 1 takes effect when the message is appended
+
+
+@dataclass(slots=True)
+class DelayedTarget(PublishTarget):
+    """Messages that are kept until they are due, each at a place of its own: `place` (payload size) makes it, or says
+    None when there is no room."""
+
+    place: Callable[[int], Destination | None] = lambda size_bytes: None
+
+    def kept(self, size_bytes: int) -> PublishTarget | ReasonCode:
+        """The target of one message."""
+        place = self.place(size_bytes)
+        return PublishTarget(place, self.headers, retains=False) if place is not None else ReasonCode.QUOTA_EXCEEDED
 
 
 class AppendRecord(NamedTuple):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge.session.connect import MQTT_5
-from edge.session.effects import AppendExactlyOnce, AppendRetained, ForgetReceived, PublishTarget
+from edge.session.effects import AppendExactlyOnce, AppendRetained, DelayedTarget, ForgetReceived, PublishTarget
 from edge.session.errors import QosNotSupported, ReceiveMaximumExceeded, RetainNotSupported
 from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming
@@ -45,6 +45,8 @@ def on_publish(engine: SessionEngine, packet: Publish) -> None:
     if qos and unacknowledged(engine) >= engine.limits.receive_maximum_in:
         _too_many_unacknowledged(engine, packet)
     target = incoming.target(packet)
+    if target.__class__ is DelayedTarget:
+        target = target.kept(len(packet.payload))
     if qos == 2:
         _on_publish_exactly_once(engine, packet, target)
     elif isinstance(target, ReasonCode):
@@ -56,7 +58,7 @@ def on_publish(engine: SessionEngine, packet: Publish) -> None:
             _refuse_publish(engine, incoming, packet, headers)
         else:
             record = incoming.append(packet, target, headers)
-            retains = packet.retain and engine.capabilities.retain_available
+            retains = packet.retain and engine.capabilities.retain_available and target.retains
             engine.effects.append(AppendRetained(*record) if retains else record)
     else:
         engine.effects.append(incoming.append(packet, target, target.headers[qos]))
@@ -75,7 +77,7 @@ def _on_publish_exactly_once(engine: SessionEngine, packet: Publish, target: Pub
         engine.incoming.refused += 1
         flows.refused(packet.packet_id, headers, "")
         return
-    retains = packet.retain and engine.capabilities.retain_available
+    retains = packet.retain and engine.capabilities.retain_available and target.retains
     engine.effects.append(AppendExactlyOnce(packet.packet_id, target, packet.payload, headers, retains))
 
 

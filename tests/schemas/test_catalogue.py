@@ -23,6 +23,7 @@ def test_every_row_of_the_design() -> None:
         "headwater.claims": "compact",
         "headwater.sessions": "compact",
         "headwater.retained": "compact",
+        "headwater.delayed": "compact",
         "headwater.nodes": "compact",
         "headwater.events": "delete",
         "headwater.control": "compact",
