@@ -3,6 +3,8 @@ import { MqttConnection, filterFault, matches, reasonText } from "./mqtt.js";
 import { drawBars, drawLines, drawMap, palette } from "./charts.js";
 
 const SPAN_MS = 60_000; // what the charts show
+const PAST_POINTS = 1_500; // per series, however long the span of the slider: what a screen can show
+const ALERTS_MAX = 200;
 const POINTS_MAX = 4_000; // per series: a minute at 60 readings/s
 const SERIES_MAX = 6; // as many colours as can be told apart
 const DEVICES_MAX = 50_000; // beyond it the figure is a lower bound
@@ -11,8 +13,8 @@ const MESSAGES_MAX = 200;
 const FLIGHTS_MAX = 500;
 const EDGE_STALE_MS = 8_000;
 
-const SUBSCRIPTION = { sensors: 1, analytics: 2, demo: 3, edges: 4, explorer: 5 };
-const FILTERS = { sensors: "sensors/#", analytics: "analytics/stats/#", demo: "demo/status/#", edges: "$SYS/brokers/+/stats" };
+const SUBSCRIPTION = { sensors: 1, analytics: 2, demo: 3, edges: 4, explorer: 5, alerts: 6, past: 7 };
+const FILTERS = { sensors: "sensors/#", analytics: "analytics/stats/#", demo: "demo/status/#", edges: "$SYS/brokers/+/stats", alerts: "analytics/alerts/#" };
 const OWN_FILTERS = Object.values(FILTERS);
 const UNITS = {
   temp: "Temperature, °F", dewp: "Dew point, °F", humid: "Relative humidity, %", wind_speed: "Wind speed, mph", wind_dir: "Wind direction, °",
@@ -48,6 +50,8 @@ const state = {
   airports: new Map(), flights: [], movements: [], movementCount: 0,
   edges: new Map(), // node -> {at, in: PerSecond-like points, ...}
   edgesRefused: "", demo: null,
+  alerts: new Map(), alertCount: 0, // by episode
+  past: { minutes: 1, site: "", filter: "", series: new Map(), count: 0 }, // device -> Map metric -> [[ms, value]]
   explorer: { filters: new Map(), messages: [], count: 0, paused: false, isDirty: true },
 };
 
@@ -123,6 +127,49 @@ function onResult(packet, nowMs) {
   if (state.bands.size > 10_000) state.bands.delete(state.bands.keys().next().value);
 }
 
+function onAlert(packet) {
+  const alert = parse(packet.payload);
+  if (!alert || typeof alert.id !== "string") return;
+  const known = state.alerts.get(alert.id);
+  if (known && (known.state === alert.state || known.state === "cleared")) return; // a restart may repeat a record
+  state.alertCount += known ? 0 : 1;
+  state.alerts.delete(alert.id);
+  state.alerts.set(alert.id, alert);
+  if (state.alerts.size > ALERTS_MAX) state.alerts.delete(state.alerts.keys().next().value);
+}
+
+function onPast(packet) {
+  const { past } = state;
+  if (packet.topicName === "$replay/end") return showPast(`${plural(past.count, "message")} replayed from Kafka`);
+  past.count += 1;
+  const [, site, device] = packet.topicName.split("/");
+  const stamp = (packet.properties.userProperties ?? []).find(([name]) => name === "headwater.timestamp_ms");
+  const body = parse(packet.payload);
+  if (site !== past.site || !stamp || body === null || typeof body !== "object") return undefined;
+  for (const [metric, value] of Object.entries(body)) {
+    if (typeof value === "number" && Number.isFinite(value) && metric !== "ts") keepPast(device, metric, [Number(stamp[1]), value]);
+  }
+  return undefined;
+}
+
+/** What is older than the live points: thinned to what can be seen, dropped when it is older than the span. */
+function keepPast(device, metric, point) {
+  const { past } = state;
+  if (!past.series.has(device)) {
+    if (past.series.size >= SERIES_MAX * 4) return;
+    past.series.set(device, new Map());
+  }
+  const metrics = past.series.get(device);
+  if (!metrics.has(metric)) {
+    if (metrics.size > 64) return;
+    metrics.set(metric, []);
+  }
+  const points = metrics.get(metric);
+  if (points.length && point[0] < points.at(-1)[0] + (past.minutes * 60_000) / PAST_POINTS) return;
+  points.push(point);
+  while (points[0][0] < Date.now() - past.minutes * 60_000 - 5_000) points.shift();
+}
+
 function onEdge(packet, nowMs) {
   const stats = parse(packet.payload);
   if (!stats) return;
@@ -155,7 +202,7 @@ function onDemo(packet, nowMs) {
   for (const edge of status.edges ?? []) addEdge(edge.node, edge, nowMs, "demo");
 }
 
-const HANDLERS = { [SUBSCRIPTION.sensors]: onSensor, [SUBSCRIPTION.analytics]: onResult, [SUBSCRIPTION.demo]: onDemo, [SUBSCRIPTION.edges]: onEdge };
+const HANDLERS = { [SUBSCRIPTION.sensors]: onSensor, [SUBSCRIPTION.analytics]: onResult, [SUBSCRIPTION.demo]: onDemo, [SUBSCRIPTION.edges]: onEdge, [SUBSCRIPTION.alerts]: onAlert, [SUBSCRIPTION.past]: onPast };
 
 function onMessage(packet) {
   const nowMs = Date.now();
@@ -255,11 +302,17 @@ function drawReadings(nowMs) {
   const oldest = nowMs - SPAN_MS - 5_000;
   const series = devices.map(([device, byMetric], index) => {
     const points = byMetric.get(metric) ?? [];
-    while (points.length && points[0][0] < oldest) points.shift();
+    const isBack = state.past.minutes > 1 && state.past.site === site;
+    while (points.length && points[0][0] < oldest) {
+      const point = points.shift();
+      if (isBack) keepPast(device, metric, point);
+    }
+    const before = (isBack && state.past.series.get(device)?.get(metric)) || [];
+    const shown = before.length ? [...before.filter(([at]) => !points.length || at < points[0][0]), ...points] : points;
     const bands = [...(state.bands.get(`${site}/${device} ${metric}`)?.values() ?? [])];
-    return { device, points, bands, colour: colours.series[index], index };
+    return { device, points: shown, bands, colour: colours.series[index], index };
   });
-  drawLines($("readings"), series, { nowMs, spanMs: SPAN_MS, colours });
+  drawLines($("readings"), series, { nowMs, spanMs: state.past.minutes * SPAN_MS, colours });
   const hasBands = series.some(({ bands }) => bands.length);
   fillLegend(series, hasBands);
   $("readings").setAttribute("aria-label", `${label(metric)}: ${series.map(({ device, points }) => `${device} ${points.length ? number(points.at(-1)[1]) : "none"}`).join(", ")}`);
@@ -320,6 +373,17 @@ function drawSpark(nowMs) {
   const rows = [...first, ...all.slice(-6).filter((result) => !first.includes(result)).reverse()].slice(0, 6);
   fillTable($("spark"), rows.map((result) => [
     result.device, [result.metric, "dim"], [whole.format(result.count), "n"], [reading(result.min), "n"], [reading(result.mean), "n"], [reading(result.max), "n"],
+  ]));
+}
+
+function drawAlerts() {
+  $("alerts-empty").hidden = state.alerts.size > 0;
+  if (!state.alerts.size) return;
+  const open = [...state.alerts.values()].filter((alert) => alert.state !== "cleared").length;
+  text("alerts-note", `${plural(state.alertCount, "episode")}, ${open} open`);
+  fillTable($("alerts"), [...state.alerts.values()].slice(-8).reverse().map((alert) => [
+    [new Date(alert.since ?? alert.at).toLocaleTimeString("en-GB"), "dim"], alert.device, [alert.metric ? `${alert.kind}: ${alert.metric}` : alert.kind, ""],
+    [alert.state, alert.state === "cleared" ? "ok" : "bad"], [alert.reason ?? (alert.value === undefined ? "" : reading(alert.value)), "dim"],
   ]));
 }
 
@@ -393,6 +457,7 @@ function frame() {
   lastSlowMs = nowMs;
   drawTiles(nowMs);
   drawSpark(nowMs);
+  drawAlerts();
   drawEdges(nowMs);
   drawDemo(nowMs);
   listMovements();
@@ -484,6 +549,30 @@ function addFilter(filter, qos) {
   return undefined;
 }
 
+function showPast(message, isBad = false) {
+  text("span-note", message);
+  $("span-note").classList.toggle("bad", isBad);
+}
+
+/** The slider: the log is replayed into the chart, up to now; what comes after is the live flow's. */
+function goBack() {
+  const { past } = state;
+  const minutes = Number($("span").value), site = $("site").value;
+  if (past.filter) connection.unsubscribe(past.filter);
+  Object.assign(past, { minutes, site, filter: "", count: 0, series: new Map() });
+  if (minutes === 1 || !site || /[+#]/.test(site)) return showPast("");
+  past.filter = `$replay/-${minutes}m/now/sensors/${site}/+`;
+  showPast(`Replaying ${minutes} minutes …`);
+  connection.subscribe(past.filter, {
+    subscriptionId: SUBSCRIPTION.past,
+    onResult: (code, reason) => {
+      if (code >= 0x80) showPast(`The edge did not replay ${past.filter}: ${reason || reasonText(code)}`, true);
+      else Object.assign(past, { count: 0, series: new Map() });
+    },
+  });
+  return undefined;
+}
+
 function subscribeDashboard(name) {
   connection.subscribe(FILTERS[name], { subscriptionId: SUBSCRIPTION[name], onResult: onDashboardResult(name) });
 }
@@ -525,6 +614,9 @@ $("settings-cancel").addEventListener("click", () => $("settings").close());
 $("settings-form").addEventListener("submit", () => { sessionStorage.setItem("user", $("user-name").value); connect(); });
 $("subscribe").addEventListener("submit", (event) => { event.preventDefault(); addFilter($("filter").value.trim(), Number($("filter-qos").value)); });
 $("publish").addEventListener("submit", (event) => { event.preventDefault(); publish(); });
+$("span").addEventListener("input", () => text("span-shown", `${$("span").value} min`));
+$("span").addEventListener("change", goBack);
+$("site").addEventListener("change", () => { if (state.past.minutes > 1) goBack(); });
 $("pause").addEventListener("click", () => {
   state.explorer.paused = !state.explorer.paused;
   state.explorer.isDirty = true;

@@ -75,7 +75,8 @@ export function drawLines(canvas, series, { nowMs, spanMs, colours, fromZero = f
   const stepMs = spanMs / (width > 420 ? 6 : 3);
   for (let ago = 0; ago <= spanMs; ago += stepMs) {
     context.textAlign = ago === 0 ? "right" : ago === spanMs ? "left" : "center";
-    context.fillText(ago === 0 ? "now" : `−${Math.round(ago / 1000)} s`, x(nowMs - ago), height - 5);
+    const shown = spanMs >= 120_000 ? `−${Number((ago / 60_000).toFixed(1))} min` : `−${Math.round(ago / 1000)} s`;
+    context.fillText(ago === 0 ? "now" : shown, x(nowMs - ago), height - 5);
   }
 
   context.save();

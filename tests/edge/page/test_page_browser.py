@@ -7,6 +7,7 @@ import orjson
 import pytest
 from aiohttp import web
 from support.browser import Page, running_browser
+from support.edges import http_address, memory_edge, mqtt_address
 from support.mosquitto import Mosquitto
 
 from edge.client import MqttClient
@@ -123,3 +124,32 @@ async def test_no_sideways_scrolling_on_a_telephone_and_both_themes(page: Page) 
     before = await page.evaluate("getComputedStyle(document.body).backgroundColor")
     await page.evaluate("document.querySelector('#theme').click()")
     assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+@pytest.mark.slow
+async def test_the_slider_replays_the_log_into_the_chart_and_alerts_arrive(tmp_path: Path) -> None:
+    """On an edge: what was published before the page was there comes by `$replay`."""
+    async with memory_edge() as node, MqttClient(*mqtt_address(node), "feeder") as feeder:
+        for number in range(30):
+            await feeder.publish("sensors/weather/JFK", orjson.dumps({"temp": 40.0 + number}), qos=1)  # type: ignore[misc]
+        host, port = http_address(node)
+        async with running_browser(tmp_path / "profile") as page:
+            await page.open(f"http://{host}:{port}/")
+            await page.until("document.querySelector('#connection')?.dataset.state === 'connected'")
+            alert = {"id": "e1", "kind": "range", "device": "weather/JFK", "metric": "temp", "value": 99.0}
+            alert |= {"since": "2026-01-01T00:00:00Z", "at": "2026-01-01T00:00:00Z", "reason": "above 90"}
+            for state in ("raised", "cleared"):
+                alerts = feeder.publish(
+                    "analytics/alerts/range/weather/JFK", orjson.dumps(alert | {"state": state}), qos=1
+                )
+                assert alerts is not None
+                await alerts
+                await page.until(f"document.querySelector('#alerts').textContent.includes('{state}')")
+            await feeder.publish("sensors/weather/JFK", orjson.dumps({"temp": 77.0}), qos=1)  # type: ignore[misc]
+            await page.until("document.querySelector('#legend b')?.textContent === '77.0'")
+            await page.evaluate("void (document.querySelector('#span').value = '30')")
+            for event in ("input", "change"):
+                await page.evaluate(f"void document.querySelector('#span').dispatchEvent(new Event('{event}'))")
+            await page.until("document.querySelector('#span-note').textContent === '31 messages replayed from Kafka'")
+            assert await page.evaluate("document.querySelector('#span-shown').textContent") == "30 min"
+            assert page.errors == []
