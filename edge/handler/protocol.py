@@ -37,6 +37,7 @@ from edge.handler.opening import Opened, resend_by_position, resend_retained, re
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.replaying import Places, Replays
 from edge.handler.retaining import Retaining, append_retained
+from edge.handler.rights import take_rights_away
 from edge.handler.services import EdgeServices
 from edge.handler.sharing import SharedMember
 from edge.handler.targets import resolve_target
@@ -401,14 +402,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._pump()
 
     def rights_changed(self) -> None:
-        """The ACL changed: publish targets are resolved anew, subscriptions that are no longer allowed go."""
-        if self.engine.incoming is not None:
-            self.engine.incoming.forget_targets()
-        if self.principal is None or self.durable is None:
-            return
-        for topic_filter in subscribing.filters_of(self):
-            if not subscribing.may_keep(self, topic_filter):
-                subscribing.remove_subscription(self, topic_filter)
+        """The ACL, or who the client is, has changed."""
+        take_rights_away(self)
 
     def flush(self) -> None:
         """Write what the engine has to send: one write per connection and turn."""

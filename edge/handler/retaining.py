@@ -133,9 +133,12 @@ class Retaining:
         no room for the older one, so the live one cannot go now, either."""
         name = delivery.topic_name_utf8
         message = self._pacer.view.get(name, self._pacer.wall_ms())
-        for request in list(self._requests.values()):
+        table = self._handler.services.table
+        for topic_filter, request in list(self._requests.items()):
             if name in request.live_names or not request.pattern.matches(name):
                 continue
+            if table.subscription(topic_filter, self._handler) is None:
+                continue  # unsubscribed, or no longer allowed
             if request.has_passed(name):
                 if len(request.passed_live) < LIVE_NAMES_MAX:
                     request.passed_live.add(name)

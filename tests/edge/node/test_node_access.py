@@ -12,6 +12,7 @@ from support.edges import memory_edge, mqtt_address, until, values_of
 from support.wire_client import connected, dial
 
 from bridge.memory_log import MemoryLog
+from edge.access.acl import Acl, load_rules
 from edge.access.passwords import add_user
 from edge.node.node import EdgeNode
 from edge.wire import (
@@ -20,6 +21,7 @@ from edge.wire import (
     Disconnect,
     Pingreq,
     Pingresp,
+    Properties,
     Puback,
     Publish,
     ReasonCode,
@@ -286,7 +288,6 @@ async def test_acl_of_publishes_and_wills(password_file: Path, version: int) -> 
 
 
 async def test_rights_that_change_end_subscriptions_and_targets(password_file: Path) -> None:
-    from edge.access.acl import Acl, load_rules
 
     async with (
         memory_edge(**hardened(password_file)) as node,
@@ -302,6 +303,31 @@ async def test_rights_that_change_end_subscriptions_and_targets(password_file: P
         assert set(node.services.table.filters_of(node.services.clients["c"])) == set()
         await client.send(Publish(b"x", b"", 1, packet_id=2))
         assert (await client.receive(Puback)).reason_code is ReasonCode.NOT_AUTHORIZED
+
+
+async def test_nothing_that_waits_is_delivered_without_the_right() -> None:
+    """Invariant I14: the window is full when the right goes; what another filter may still bring comes."""
+    rules = [{"permit": "allow", "action": "all", "filter": name} for name in ("a/#", "b/#")]
+    async with (
+        memory_edge(acl=rules) as node,
+        connected(mqtt_address(node), "reader", properties=Properties(receive_maximum=1)) as reader,
+        connected(mqtt_address(node), "writer") as writer,
+    ):
+        await reader.send(Subscribe(1, (SubscriptionRequest("a/#", 1), SubscriptionRequest("b/#", 1))))
+        await reader.receive(Suback)
+        for packet_id, name in enumerate((b"a/1", b"a/2", b"b/1", b"a/3"), start=1):
+            await writer.send(Publish(name, name, 1, packet_id=packet_id))
+            await writer.receive(Puback)
+        outgoing = node.services.clients["reader"].engine.outgoing
+        await until(lambda: outgoing is not None and outgoing.queue_length == 3)
+        first = await reader.receive(Publish)
+        node.services.access.authorizer.replace(load_rules(rules[1:]))  # type: ignore[attr-defined]
+        node.services.clients["reader"].rights_changed()
+        await reader.send(Puback(first.packet_id))
+        second = await reader.receive(Publish)
+        assert (first.payload, second.payload) == (b"a/1", b"b/1")
+        await reader.send(Puback(second.packet_id), Pingreq())
+        assert isinstance(await reader.receive(object), Pingresp)
 
 
 async def test_a_silent_client_is_closed_and_its_will_sent() -> None:

@@ -272,6 +272,23 @@ def test_pubcomp_before_pubrel(version: int) -> None:
     book.silent()
 
 
+def test_what_may_not_be_sent_any_more_goes() -> None:
+    """Invariant I14: what waits in the buffer, and a message whose identifier is being stored."""
+    book = durable(5, durable_connect(receive_maximum=2))
+    give(book, b"storing")
+    give(book, b"sent", qos=1)
+    give(book, b"waits", b"waits")
+    book >> Deliver(delivery("a/other", b"stays", 1), grant(1))
+    assert sent(book) == [(2, b"sent", False)]
+    assert book.engine.outgoing is not None
+    book.engine.outgoing.purge(lambda name: name == b"a/other")
+    book.effects()
+    book >> OutgoingStored(1) << StoreDone(1)
+    assert sent(book) == [(3, b"stays", False)]
+    assert book.engine.statistics()["dropped"] == 3
+    assert book.engine.statistics()["queue_length"] == 0
+
+
 # The window
 
 
