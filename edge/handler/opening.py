@@ -24,6 +24,7 @@ from edge.access.principal import Principal
 from edge.handler import exclusive, subscribing
 from edge.handler.durable import DurableSession
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
+from edge.handler.rights import may_receive
 from edge.session.publish_headers import record_headers
 from edge.session.resuming import InFlight, Resuming
 from edge.wire import Publish, ReasonCode, Subscribe, Will
@@ -349,7 +350,8 @@ async def resend_by_position(handler: EdgeProtocolHandler, position: Position) -
         if not handler.is_open or outgoing is None or outgoing.resuming is None:
             return
         now_ms = services.wall_ms()
-        if entry.packet_id in outgoing.resuming.packet_ids and delivery.remaining_expiry_s(now_ms) != 0:
+        may_go = delivery.remaining_expiry_s(now_ms) != 0 and may_receive(handler, delivery.topic_name_utf8)
+        if may_go and entry.packet_id in outgoing.resuming.packet_ids:
             outgoing.resend(delivery, entry, False, (), now_ms)
             handler.settle()
             handler.flush()
@@ -390,7 +392,8 @@ def resend_retained(handler: EdgeProtocolHandler) -> None:
         name = entry.retained_name.encode()
         message = services.retained.view.get(name, services.wall_ms()) if services.retained is not None else None
         place = (*entry.position, entry.offset)
-        if message is not None and (message.kafka_topic, message.partition, message.offset) == place:
+        is_there = message is not None and (message.kafka_topic, message.partition, message.offset) == place
+        if message is not None and is_there and may_receive(handler, name):
             outgoing.resend(retained_delivery(message), entry, True, (), services.wall_ms())
         else:
             outgoing.give_up([entry])
