@@ -7,7 +7,7 @@ import orjson
 import pytest
 from aiohttp import web
 from support.browser import Page, running_browser
-from support.edges import http_address, memory_edge, mqtt_address
+from support.edges import http_address, memory_edge, mqtt_address, until
 from support.mosquitto import Mosquitto
 
 from edge.client import MqttClient
@@ -136,6 +136,7 @@ async def test_the_slider_replays_the_log_into_the_chart_and_alerts_arrive(tmp_p
         async with running_browser(tmp_path / "profile") as page:
             await page.open(f"http://{host}:{port}/")
             await page.until("document.querySelector('#connection')?.dataset.state === 'connected'")
+            await until(lambda: node.services.table.statistics()["subscriptions"] >= 5, "the page has subscribed")
             alert = {"id": "e1", "kind": "range", "device": "weather/JFK", "metric": "temp", "value": 99.0}
             alert |= {"since": "2026-01-01T00:00:00Z", "at": "2026-01-01T00:00:00Z", "reason": "above 90"}
             for state in ("raised", "cleared"):
