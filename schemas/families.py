@@ -30,7 +30,7 @@ class FamilyEntry:
     family: str
     kafka_topic: str
     messages: int = 0
-    bytes: int = 0
+    payload_bytes: int = 0
     malformed: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     first_ms: int = 0

@@ -27,6 +27,7 @@ def test_every_row_of_the_design() -> None:
         "headwater.nodes": "compact",
         "headwater.events": "delete",
         "headwater.control": "compact",
+        "headwater.catalogue": "compact",
     }
 
 
