@@ -11,6 +11,9 @@ group, serves all who are behind:
 * a need that has come to where the deliverer is ends in the same step: everything below has been handed out live,
   nothing at or above. So live delivery takes over with the next record, without a gap and without a duplicate.
 
+Order per Topic Name outlives a resize of a Kafka topic's partitions (`schemas.layouts`): what was written after it
+waits until the subscriber needs nothing that was written before (`keep_order`, `_is_early`).
+
 What was read is held for a while, for those who have no room for it yet and those who come to it later: bounded,
 whoever is behind and however far.
 """
@@ -31,6 +34,7 @@ from bridge.log import Log, LogConsumer, LogError, LogTruncated, Position, Recor
 from bridge.partitioning import RouteTable
 from bridge.subscriptions import Grant, Shards, Subscriber, SubscriptionTable
 from schemas.errors import HeadwaterError
+from schemas.layouts import offset_of
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,10 @@ class LateSubscriber(Subscriber, Protocol):
 
     def deliver_late(self, delivery: Delivery, grant: Grant, /) -> bool:
         """Take a delivery that was read again, now and without waiting; False: no room, it comes again after `wake`."""
+        ...
+
+    def fall_behind(self, position: Position, offset: int, /) -> None:
+        """Nothing of the partition is to come live from `offset` on: `CatchUp.fall_behind`, and so on."""
         ...
 
     def caught_up(self, position: Position, /) -> None:
@@ -169,6 +177,42 @@ class CatchUp:
             late.has_room = True
             self._woken.set()
 
+    def keep_order(self, subscriber: LateSubscriber | None = None) -> None:
+        """The subscriber (None: each one) that still needs something from before a resize falls behind on the other
+        partitions of the Kafka topic, too, where what came after it would be live."""
+        if not self._routes.barriers:
+            return
+        lates = [self._late.get(subscriber)] if subscriber is not None else list(self._late.values())
+        for late in filter(None, lates):
+            for topic_filter in self._table.filters_of(late.subscriber):
+                for position in self._partitions_of(topic_filter):
+                    live = self._deliverer.position_of(position)
+                    if position not in late.needs and live is not None and self._is_early(late, position, live):
+                        had_room = late.has_room
+                        late.subscriber.fall_behind(position, live)
+                        late.has_room = had_room
+
+    def passed_barriers(self, kafka_topic: str) -> int:
+        """How many of the Kafka topic's barriers (`RouteTable.barriers`) everybody who is behind has passed."""
+        barriers = self._routes.barriers.get(kafka_topic, ())
+        for number, barrier in enumerate(barriers):
+            for (name, partition), there in self._partitions.items():
+                since = offset_of(barrier, partition)
+                if name == kafka_topic and any(late.needs[name, partition] < since for late in there.values()):
+                    return number
+        return len(barriers)
+
+    def _is_early(self, late: _Late, position: Position, offset: int) -> bool:
+        """Whether the subscriber is due something of another partition before what is here: from before a resize."""
+        for barrier in reversed(self._routes.barriers.get(position[0], ())):
+            if offset >= offset_of(barrier, position[1]):
+                return any(
+                    need < offset_of(barrier, partition)
+                    for (kafka_topic, partition), need in late.needs.items()
+                    if kafka_topic == position[0]
+                )
+        return False
+
     def filters_removed(self, subscriber: LateSubscriber) -> None:
         """The subscriber has given up subscriptions: it is behind only where another one of them can match."""
         late = self._late.get(subscriber)
@@ -272,7 +316,10 @@ class CatchUp:
         wanted: dict[Position, int] = {}
         for position, there in self._partitions.items():
             live = self._deliverer.position_of(position)
-            lowest = min((late.needs[position] for late in there.values() if late.has_room), default=None)
+            due = [late for late in there.values() if late.has_room]
+            if position[0] in self._routes.barriers:
+                due = [late for late in due if not self._is_early(late, position, late.needs[position])]
+            lowest = min((late.needs[position] for late in due), default=None)
             if lowest is not None and live is not None and lowest < live:
                 wanted[position] = lowest
         return wanted
@@ -284,7 +331,8 @@ class CatchUp:
         live = self._deliverer.position_of(position)
         there = self._partitions[position].values()
         for late in [each for each in there if live is None or each.needs[position] >= live]:
-            self._release(late, position)
+            if live is None or not self._is_early(late, position, live):
+                self._release(late, position)
 
     def _take_held(self, wanted: Mapping[Position, int]) -> list[_Chunk]:
         """What was fetched before and is wanted now."""
@@ -387,6 +435,11 @@ class CatchUp:
         riders = {
             subscriber: late for subscriber, late in there.items() if late.has_room and late.needs[position] >= start
         }
+        for barrier in self._routes.barriers.get(position[0], ()):
+            if start < (since := offset_of(barrier, position[1])):
+                end = min(end, since)
+        if position[0] in self._routes.barriers:
+            riders = {each: late for each, late in riders.items() if not self._is_early(late, position, start)}
         now_ms = self._clock_ms()
         for record in records:
             if record.offset >= end or not riders:

@@ -32,6 +32,7 @@ from schemas.control import (
     decode_control,
 )
 from schemas.errors import HeadwaterError, RecordError
+from schemas.layouts import Layout
 from schemas.records import HEADER_DEAD_LETTER_REASON, HEADER_DEAD_LETTER_SOURCE
 from schemas.routes import DEAD_LETTER
 
@@ -94,6 +95,10 @@ class ControlView:
         held = self._held.get(ACL_KEY)
         return (held.entry, held) if held is not None and isinstance(held.entry, AclRules) else None
 
+    def layouts(self) -> dict[str, Held]:
+        """The layouts of Kafka topics that were resized, by Kafka topic."""
+        return {held.entry.kafka_topic: held for held in self._held.values() if isinstance(held.entry, Layout)}
+
     def command(self, node_id: str) -> NodeCommand | None:
         """The last command to the node."""
         held = self._held.get(f"node/{node_id}")
@@ -107,6 +112,7 @@ class Control:
         append_future: `Publisher.append_future`.
         take: puts what is read into force.
         tick: called about every second.
+        taken: called with each key and what is held under it, when it is in force.
         keeps_dead_letters: whether what cannot be read is appended to `mqtt.dead_letter`, as edges do.
     """
 
@@ -118,8 +124,10 @@ class Control:
         tick: Callable[[], None] = lambda: None,
         *,
         keeps_dead_letters: bool = True,
+        taken: Callable[[str, Held | None], None] = lambda key, held: None,
     ) -> None:
         self.view = ControlView()
+        self._taken = taken
         self._append_future = append_future
         self._takes = take
         self._on_tick = tick
@@ -143,6 +151,10 @@ class Control:
     def statistics(self) -> dict[str, int]:
         """Figures for /metrics and `$SYS`."""
         return {**self._counts, "entries": len(self.view), "log_errors": self._tail.errors}
+
+    async def caught_up(self) -> None:
+        """Until everything is in force here that was in the log before this call. Raises LogUnavailable."""
+        await self._tail.caught_up()
 
     async def put(self, entry: ControlEntry) -> int:
         """Decide something; in force on this edge when it returns. The record's offset.
@@ -182,6 +194,7 @@ class Control:
             self._refuse(record, str(error))
             return
         self.view.apply(key, entry, record.offset, record.timestamp)
+        self._taken(key, self.view.get(key))
 
     def _refuse(self, record: Record, reason: str) -> None:
         self._counts["unreadable"] += 1
@@ -209,6 +222,7 @@ class Control:
         for key in tuple(self.view):
             self._takes(key, None)
             self.view.apply(key, None, -1, 0)
+            self._taken(key, None)
 
     def _tick(self) -> float:
         self._on_tick()

@@ -4,6 +4,10 @@ What is read is exactly the union of the local filters' partitions. A filter's f
 their current end, the last one's leaving gives back those that no other filter needs. Changes are gathered: many of
 them between two fetches make one assignment.
 
+Over a resize of a Kafka topic's partitions (`schemas.layouts`) order per Topic Name is kept by two things: nothing of
+the Kafka topic is handed out while writers change over (`pause`), and then no partition's new part before all the
+partitions' old parts are through (`go_on`).
+
 ``positions`` is the truth about where this node is: the offset of the next record to hand out, per partition. It moves
 when a record has been handed to every matching subscriber (or when the loop gets a turn), so a filter that is added
 meanwhile knows exactly which records are before it.
@@ -17,7 +21,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from bridge.delivery import Delivery, following, read_delivery, read_topic_name
@@ -78,6 +83,10 @@ class Deliverer:
         self._filter_partitions: dict[str, frozenset[Position]] = {}  # as of when it was added: routes may change
         self._references: Counter[Position] = Counter()
         self._positions: dict[Position, int] = {}
+        self._paused: set[str] = set()  # Kafka topics of which nothing is handed out
+        self._limits: dict[Position, int] = {}  # from here on nothing is handed out until all have come to theirs
+        self._fresh: set[Position] = set()  # added by `relayout`, and not confirmed yet
+        self.on_passed: Callable[[], None] = _nothing  # all limits of a Kafka topic were come to, nothing is past them
         self._unresolved: dict[Position, int] = {}  # new partitions whose end is asked for, with the asking's number
         self._asking = 0
         self._waiters: list[tuple[set[Position], asyncio.Future[None]]] = []
@@ -150,10 +159,11 @@ class Deliverer:
         if partitions is None:
             partitions = self._filter_partitions[topic_filter] = self._partitions_of(topic_filter)
             for position in partitions:
-                self._references[position] += 1
-                if position not in self._positions and position not in self._unresolved:
-                    self._asking += 1
-                    self._unresolved[position] = self._asking
+                self._refer(position)
+        return self._known(partitions)
+
+    def _known(self, partitions: Iterable[Position]) -> asyncio.Future[None] | None:
+        """When the positions on all of them are known; None: they are."""
         missing = {position for position in partitions if position in self._unresolved}
         if not missing:
             return None
@@ -172,13 +182,97 @@ class Deliverer:
             return
         del self._filters[topic_filter]
         for position in self._filter_partitions.pop(topic_filter):
-            self._references[position] -= 1
-            if not self._references[position]:
-                del self._references[position]
-                self._unresolved.pop(position, None)
-                self._settle(position)
-                if self._positions.pop(position, None) is not None:
-                    self._change_assignment()
+            self._give_back(position)
+
+    def _refer(self, position: Position) -> bool:
+        """One more filter needs it; whether it is read from now on."""
+        self._references[position] += 1
+        if position in self._positions or position in self._unresolved:
+            return False
+        self._asking += 1
+        self._unresolved[position] = self._asking
+        return True
+
+    def _give_back(self, position: Position) -> None:
+        self._references[position] -= 1
+        if not self._references[position]:
+            del self._references[position]
+            self._unresolved.pop(position, None)
+            self._fresh.discard(position)
+            self._settle(position)
+            if self._positions.pop(position, None) is not None:
+                self._change_assignment()
+            if self._limits.pop(position, None) is not None:
+                self._pass_limits()
+
+    # Resize
+
+    def relayout(self) -> asyncio.Future[None] | None:
+        """The routes' layouts have changed: read what each filter needs now. The future, if any, is that of
+        `add_filter`."""
+        for topic_filter, before in list(self._filter_partitions.items()):
+            after = self._partitions_of(topic_filter)
+            if after == before:
+                continue
+            self._filter_partitions[topic_filter] = after
+            self._fresh.update(position for position in after - before if self._refer(position))
+            for position in before - after:
+                self._give_back(position)
+        return self._known(self._references)
+
+    def confirm(self) -> None:
+        """The partitions that `relayout` added are read from where they ended before anybody wrote by the layout."""
+        self._fresh.clear()
+
+    def restart_fresh(self, begins: Callable[[Position], int]) -> None:
+        """The same was not so: they are read from where they begin."""
+        for position in self._fresh & self._references.keys():
+            self._unresolved.pop(position, None)
+            self._positions[position] = begins(position)
+            self._settle(position)
+            self._change_assignment()
+        self._fresh.clear()
+
+    async def pause(self, kafka_topic: str) -> None:
+        """Hand out nothing of this Kafka topic until `go_on`; returns when nothing of it is in hand."""
+        self._paused.add(kafka_topic)
+        while self._in_hand is not None and self._in_hand[0] == kafka_topic:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # a shard per turn of the loop: soon done
+        self._change_assignment()
+
+    def go_on(self, kafka_topic: str, since: Callable[[int], int] | None) -> None:
+        """Undo `pause`. ``since`` says where in each partition the new part begins: nothing of it is handed out before
+        all is that was before it."""
+        self._paused.discard(kafka_topic)
+        if since is not None:
+            for position in self._positions:
+                if position[0] == kafka_topic:
+                    self._limits[position] = since(position[1])
+            self._pass_limits()
+        self._change_assignment()
+
+    def is_limited(self, kafka_topic: str) -> bool:
+        """Whether what was written before the last `go_on` is not all handed out yet."""
+        return any(position[0] == kafka_topic for position in self._limits)
+
+    def _limit_of(self, position: Position) -> float:
+        return 0 if position[0] in self._paused else self._limits.get(position, inf)
+
+    def _pass_limits(self) -> None:
+        """To be called when all that was fetched has been handed out, as far as it may be."""
+        for kafka_topic in {position[0] for position in self._limits} - self._paused:
+            limits = {position: limit for position, limit in self._limits.items() if position[0] == kafka_topic}
+            if all(self._has_come_to(position, limit) for position, limit in limits.items()):
+                for position, limit in limits.items():
+                    del self._limits[position]
+                    self._positions[position] = max(self._positions[position], limit)
+                self._change_assignment()
+                self.on_passed()
+
+    def _has_come_to(self, position: Position, limit: int) -> bool:
+        """Behind the last record there may be what nobody gets: transactions' markers."""
+        at = self._positions[position]
+        return at >= limit or (not self._assignment_changed and (self._consumer.position_of(position) or 0) >= limit)
 
     def partitions_of(self, topic_filter: str) -> frozenset[Position]:
         """What is read for a filter that was added; empty for any other."""
@@ -269,7 +363,10 @@ class Deliverer:
     def _assign(self) -> None:
         self._assignment_changed = False
         self._counts["assignments"] += 1
-        self._consumer.assign(self._positions)
+        assigned = self._positions
+        if self._limits or self._paused:
+            assigned = {position: at for position, at in assigned.items() if at < self._limit_of(position)}
+        self._consumer.assign(assigned)
         self._commit_event.set()
 
     # The pump
@@ -287,6 +384,8 @@ class Deliverer:
                     self._fetching = False
                 for position, records in fetched:
                     await self._deliver_partition(position, records)
+                if self._limits:
+                    self._pass_limits()
                 self._after_batch()
                 wait_s = RETRY_S_MIN
             except LogTruncated as error:
@@ -309,6 +408,11 @@ class Deliverer:
         while index < len(records):
             if self._positions.get(position, -1) > records[index].offset or position not in self._positions:
                 return  # given back, and perhaps added anew further on, while others had their turn
+            if (self._limits or self._paused) and records[-1].offset >= self._limit_of(position):
+                limit = self._limit_of(position)
+                records = [record for record in records if record.offset < limit]
+                self._assignment_changed = True  # what is left out comes again
+                continue
             index, delivery, shards = self._deliver_some(position, records, index)
             self._positions[position] = records[index - 1].offset + 1
             if delivery is not None:

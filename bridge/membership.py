@@ -186,6 +186,7 @@ class Membership:
         self._own: NodeHeartbeat | None = None
         self._rival: NodeHeartbeat | None = None
         self._rival_at = 0.0
+        self._news = asyncio.Event()
         self._counts = {"heartbeats": 0, "heartbeats_failed": 0}
 
     @property
@@ -201,6 +202,10 @@ class Membership:
 
     def is_live(self, node_id: str) -> bool:
         return self.view.is_live(node_id, self._now())
+
+    def announce(self) -> None:
+        """Send the next heartbeat now: it has something to say that others wait for."""
+        self._news.set()
 
     def silence_s(self, now: float) -> float:
         """For how long our own heartbeat has not come back: appending and reading both work if it does."""
@@ -325,7 +330,10 @@ class Membership:
     async def _beat(self) -> None:
         """One heartbeat in flight at most: while Kafka is away none pile up, and the next one tells the latest."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._news.wait()
+            self._news.clear()
             try:
                 self._own = self._heartbeat()
                 await self._append(self._destination(), self._own.to_json(), ())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from bridge.murmur2 import murmur2, partition_for_key
 from schemas.errors import TopicError
+from schemas.layouts import Layout, Offsets, offset_of
 from schemas.routes import Q2_SUFFIX, Route, check_routes, message_kafka_topics
 from schemas.topics import check_topic_name, covers, has_wildcard, overlaps
 
@@ -35,16 +36,23 @@ class Destination:
 
 
 class RouteTable:
-    """The routes, compiled. Immutable: a reload makes a new table."""
+    """The routes, compiled. What changes while it is used is the layout of Kafka topics (`set_layout`).
 
-    __slots__ = ("_rows", "kafka_topics", "routes", "version")
+    ``moved`` has the count by which names are written for each Kafka topic, twins too, that has a layout; ``barriers``
+    where its generations begin (`Layout.barriers`), without those that have only one.
+    """
+
+    __slots__ = ("_layouts", "_rows", "barriers", "kafka_topics", "moved", "routes", "version")
 
     def __init__(self, routes: Iterable[Route]) -> None:
         """Raises ConfigurationError when the routes make no proper table."""
         self.routes: tuple[Route, ...] = tuple(routes)
         check_routes(self.routes)
         self.kafka_topics: tuple[str, ...] = message_kafka_topics(self.routes)
-        self.version: str = hashlib.sha256(repr(self.routes).encode()).hexdigest()[:12]  # told in heartbeats
+        self._layouts: dict[str, Layout] = {}
+        self.moved: dict[str, int] = {}
+        self.barriers: dict[str, tuple[Offsets, ...]] = {}
+        self.version: str = self._hash()  # told in heartbeats
         last = len(self.routes) - 1
         self._rows = [_Row(route, catch_all=index == last) for index, route in enumerate(self.routes)]
 
@@ -53,7 +61,7 @@ class RouteTable:
         levels = topic_name.split("/")
         row = self._row_of(levels)
         key = row.key_of(topic_name, levels)
-        return Destination(row.route.kafka_topic, partition_for_key(key, row.route.partitions), key)
+        return Destination(row.route.kafka_topic, partition_for_key(key, row.written), key)
 
     def partitions(self, topic_filter: str) -> frozenset[tuple[str, int]]:
         """Every (Kafka topic, partition) in which a name that the (valid, not shared) filter matches may be."""
@@ -70,6 +78,78 @@ class RouteTable:
         return frozenset(
             (kafka_topic + Q2_SUFFIX, partition) for kafka_topic, partition in self.partitions(topic_filter)
         )
+
+    # Layouts
+
+    def layout(self, kafka_topic: str) -> Layout:
+        """The layout in force of one of ``kafka_topics``."""
+        return self._layouts.get(kafka_topic) or Layout.of_route(kafka_topic, self._partitions_of(kafka_topic))
+
+    def set_layout(self, kafka_topic: str, layout: Layout | None) -> None:
+        """From now on names of this Kafka topic are written and read by the layout; None: by their routes alone.
+
+        Who keeps destinations or partitions has to ask for them again.
+        """
+        if layout is None:
+            self._layouts.pop(kafka_topic, None)
+        else:
+            self._layouts[kafka_topic] = layout
+        for name, is_twin in ((kafka_topic, False), (kafka_topic + Q2_SUFFIX, True)):
+            for changed in (self.moved, self.barriers):
+                changed.pop(name, None)
+            if layout is not None:
+                self.moved[name] = layout.written.partitions
+                if barriers := layout.barriers(is_twin=is_twin):
+                    self.barriers[name] = barriers
+        for row in self._rows:
+            if row.route.kafka_topic == kafka_topic:
+                row.set_layout(layout)
+        self.version = self._hash()
+
+    def place(self, position: tuple[str, int], key: bytes | None) -> tuple[str, int]:
+        """Where a record that was meant for the position goes by the layout in force."""
+        count = self.moved.get(position[0])
+        return position if count is None or key is None else (position[0], partition_for_key(key, count))
+
+    def begins(self, topic_filter: str) -> dict[tuple[str, int], int]:
+        """Where a subscriber begins that has had the filter for long, in partitions that it does not know yet, QoS 2
+        twins included: where the first generation begins that brought them. Kafka topics without a layout are left
+        out: 0."""
+        found: dict[tuple[str, int], int] = {}
+        for row in self._rows:
+            layout = self._layouts.get(row.route.kafka_topic)
+            if row.overlaps(topic_filter):
+                if layout is not None:
+                    _add_begins(found, row, layout, topic_filter)
+                if row.covers(topic_filter):
+                    break
+        return found
+
+    def partitions_by(self, kafka_topic: str, topic_filter: str, count: int) -> set[int]:
+        """The partitions of one Kafka topic in which names that the filter matches would be by this count."""
+        found: set[int] = set()
+        for row in self._rows:
+            if row.overlaps(topic_filter):
+                if row.route.kafka_topic == kafka_topic:
+                    found.update(row.partitions_by(topic_filter, (count,)))
+                if row.covers(topic_filter):
+                    break
+        return found
+
+    def kept_partitions(self, topic_filter: str) -> frozenset[tuple[str, int]]:
+        """`partitions`, and those that only hold what was written by counts that nobody reads any more: history."""
+        found = set(self.partitions(topic_filter))
+        for kafka_topic, layout in self._layouts.items():
+            for count in layout.former:
+                found.update((kafka_topic, each) for each in self.partitions_by(kafka_topic, topic_filter, count))
+        return frozenset(found)
+
+    def _partitions_of(self, kafka_topic: str) -> int:
+        return next(route.partitions_total for route in self.routes if route.kafka_topic == kafka_topic)
+
+    def _hash(self) -> str:
+        parts = repr(self.routes) + (repr(sorted(self._layouts.items())) if self._layouts else "")
+        return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
     def topic_name_from_key(self, kafka_topic: str, key: bytes | None) -> str | None:
         """The Topic Name of a record that does not say it, from its key by the route's reverse template.
@@ -98,6 +178,17 @@ class RouteTable:
         raise AssertionError("the last route takes every Topic Name")
 
 
+def _add_begins(found: dict[tuple[str, int], int], row: _Row, layout: Layout, topic_filter: str) -> None:
+    kafka_topic = row.route.kafka_topic
+    of_row: dict[tuple[str, int], int] = {}
+    for generation in reversed(layout.generations):  # the oldest one counts
+        for partition in row.partitions_by(topic_filter, (generation.partitions,)):
+            for name, offsets in zip((kafka_topic, kafka_topic + Q2_SUFFIX), generation.begins, strict=True):
+                of_row[name, partition] = offset_of(offsets, partition)
+    for position, begin in of_row.items():
+        found[position] = min(found.get(position, begin), begin)
+
+
 class _Row:
     """One route with what is derived from it."""
 
@@ -108,9 +199,11 @@ class _Row:
         "_literals",
         "_moduli",
         "_open_end",
+        "_partitions_total",
         "_reverse",
         "route",
         "topic_filter",
+        "written",
     )
 
     def __init__(self, route: Route, *, catch_all: bool) -> None:
@@ -118,12 +211,19 @@ class _Row:
         self.topic_filter = route.topic_filter
         self._catch_all = catch_all
         self._key_parts = route.key_parts
-        self._moduli = (route.partitions, *route.read_partitions)
+        self.set_layout(None)
         self._reverse = _ReverseTemplate.of(route)
         levels = self.topic_filter.split("/")
         self._open_end = levels[-1] == "#"
         self._length = len(levels) - self._open_end
         self._literals = [(index, level) for index, level in enumerate(levels) if level not in ("+", "#")]
+
+    def set_layout(self, layout: Layout | None) -> None:
+        """By which count names are written, and by which they may have been."""
+        route = self.route
+        self.written: int = route.partitions if layout is None else layout.written.partitions
+        self._moduli: tuple[int, ...] = (route.partitions, *route.read_partitions) if layout is None else layout.counts
+        self._partitions_total = route.partitions_total if layout is None else layout.kafka_partitions
 
     def matches(self, levels: list[str]) -> bool:
         """What ``schemas.topics.matches`` says of the name with these levels, but fast."""
@@ -150,11 +250,16 @@ class _Row:
 
     def partitions(self, topic_filter: str) -> Iterable[int]:
         """The partitions of this route for an overlapping filter, under every count that readers must honour."""
+        return self.partitions_by(topic_filter, self._moduli)
+
+    def partitions_by(self, topic_filter: str, counts: Sequence[int]) -> Iterable[int]:
+        """The same under these counts."""
         if not self.route.producer_keys:
             key = self._fixed_key(topic_filter)
             if key is not None:
-                return {(murmur2(key) & 0x7FFFFFFF) % modulus for modulus in self._moduli}
-        return range(self.route.partitions_total)
+                return {(murmur2(key) & 0x7FFFFFFF) % count for count in counts}
+            return range(max(counts))
+        return range(self._partitions_total)
 
     def _fixed_key(self, topic_filter: str) -> bytes | None:
         """The one key that all names have which both this route and the filter match, if there is just one."""

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from bridge.log import Headers, Log, LogError, LogUnavailable, PendingRecord, Position, ProducerPoisoned, RecordRefused
 from bridge.partitioning import Destination
@@ -61,6 +61,15 @@ class AppendSink(Protocol):
     def record_refused(self, token: Any, error: RecordRefused) -> None: ...
 
     def record_unknown(self, token: Any) -> None: ...
+
+
+@runtime_checkable
+class MovableSink(AppendSink, Protocol):
+    """Who has to know where its records are."""
+
+    def record_moved(self, token: Any, destination: Destination) -> None:
+        """It was not sent yet, and goes to another partition than it was appended to."""
+        ...
 
 
 class RunSink(AppendSink, Protocol):
@@ -149,6 +158,8 @@ class Publisher:
         self._renewal: asyncio.Task[None] | None = None
         self._generation = 1
         self._idle_waiters: list[asyncio.Future[None]] = []
+        self._frozen: set[str] = set()  # Kafka topics of which nothing new is sent
+        self._still_waiters: list[tuple[str, asyncio.Future[None]]] = []
         self._stopped = False
         self._counts = dict.fromkeys(
             (
@@ -247,6 +258,61 @@ class Publisher:
         timer = loop.call_later(HOLD_S, release)
         return release
 
+    async def freeze(self, kafka_topic: str) -> None:
+        """Send nothing new of this Kafka topic until `thaw`; returns when what was on its way is settled."""
+        self._frozen.add(kafka_topic)
+        if not self._is_still(kafka_topic):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._still_waiters.append((kafka_topic, waiter))
+            await waiter
+
+    def thaw(self, kafka_topic: str, place: Callable[[Position, bytes | None], Position]) -> None:
+        """Go on; what waits goes where ``place`` says of its position and key. Records of one key keep their order."""
+        self._frozen.discard(kafka_topic)
+        waiting: list[tuple[_Entry, list[PendingRecord], Position]] = []
+        for lane in self._lanes.values():
+            if lane.position[0] == kafka_topic:
+                at = 0
+                for entry in lane.entries:
+                    waiting.append((entry, lane.records[at : at + entry[4]], lane.position))
+                    at += entry[4]
+                lane.records, lane.entries, lane.size_bytes = [], [], 0
+        waiting.sort(key=lambda each: each[0][2])  # by age, as `expire` needs it
+        for entry, records, position in waiting:
+            self._requeue(entry, records, position, place(position, records[0][0]))
+        for lane in self._lanes.values():
+            if lane.position[0] == kafka_topic and not lane.idle and lane.in_flight is None and not lane.dirty:
+                lane.dirty = True
+                self._dirty.append(lane)
+        if self._dirty and self._flush_handle is None and not self._stopped:
+            self._schedule_flush()
+
+    def _requeue(self, entry: _Entry, records: list[PendingRecord], old: Position, new: Position) -> None:
+        lane = self._lanes.get(new)
+        if lane is None:
+            lane = self._lanes[new] = _Lane(new)
+        lane.records += records
+        lane.entries.append(entry)
+        lane.size_bytes += entry[3]
+        sink = entry[0]
+        if new != old and isinstance(sink, MovableSink):
+            for token in entry[1]:
+                sink.record_moved(token, Destination(*new, records[0][0] or b""))
+
+    def _is_still(self, kafka_topic: str) -> bool:
+        return not any(
+            lane.position[0] == kafka_topic and (lane.in_flight is not None or lane.again)
+            for lane in self._lanes.values()
+        )
+
+    def _tell_still(self) -> None:
+        for each in list(self._still_waiters):
+            kafka_topic, waiter = each
+            if waiter.done() or self._is_still(kafka_topic):
+                self._still_waiters.remove(each)
+                if not waiter.done():
+                    waiter.set_result(None)
+
     def append_future(self, destination: Destination, value: bytes | None, headers: Headers) -> asyncio.Future[int]:
         """The same for the few records that a task waits for (heartbeats, claims): the future is the offset.
 
@@ -319,6 +385,7 @@ class Publisher:
         if self._counts["unknown_records"] != before and self._after_batch is not None:
             self._after_batch()
         self._wake_if_idle()
+        self._tell_still()
 
     # Sending
 
@@ -341,7 +408,10 @@ class Publisher:
     def _submit(self, lane: _Lane) -> None:
         if lane.is_held:
             return  # `release` comes back to it
-        batch = lane.again.popleft() if lane.again else self._next_batch(lane)
+        if lane.again:
+            batch: _Batch | None = lane.again.popleft()
+        else:
+            batch = self._next_batch(lane) if lane.position[0] not in self._frozen else None
         if batch is None:
             return
         batch.generation = self._generation
@@ -388,6 +458,8 @@ class Publisher:
                 self._retry_later(lane)
         if self._idle_waiters:
             self._wake_if_idle()
+        if self._still_waiters:
+            self._tell_still()
 
     def _appended(self, lane: _Lane, batch: _Batch, base_offset: int) -> None:
         released = 0

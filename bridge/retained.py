@@ -420,6 +420,9 @@ class _MessageSink:
     def record_unknown(self, token: tuple[RetainedMessages, _Publish]) -> None:
         token[0].publish_done(token[1], known=False)
 
+    def record_moved(self, token: tuple[RetainedMessages, _Publish], destination: Destination) -> None:
+        token[1].destination = destination
+
 
 class _RecordSink(_MessageSink):
     """Hears of retained records."""

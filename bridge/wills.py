@@ -57,6 +57,7 @@ async def store_with_will(
         await write(records)
         return
     if will.retain and retained is not None:
+        destination = routes.destination(will.topic_name).twin()  # it may have moved while it waited to be written
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         retained.retain(destination, offset, will.payload, will.headers, FUTURE_SINK, done)
         await done

@@ -6,6 +6,7 @@ key                            value, JSON with ``"version": 1``; a tombstone ta
 ``ban/client_id/<client id>``  `Ban`; likewise ``ban/user/<user name>`` and ``ban/address/<address or network>``
 ``acl/rules``                  `AclRules`: the whole rule set, instead of the one in the edges' files
 ``node/<node id>``             `NodeCommand`: what this process of the node is to do
+``layout/<kafka topic>``       `schemas.layouts.Layout`: how its Topic Names are spread over partitions, after a resize
 =============================  =========================================================================================
 
 Unknown fields are ignored. A record of another kind is somebody else's: no fault.
@@ -20,10 +21,11 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from schemas.errors import ConfigurationError, RecordError
+from schemas.layouts import LAYOUT_KIND, Layout, decode_layout
 from schemas.nodes import json_object
 
 CONTROL_VERSION: Final = 1
-CONTROL_KINDS: Final = ("ban", "acl", "node")
+CONTROL_KINDS: Final = ("ban", "acl", "node", "layout")
 BAN_KINDS: Final = ("client_id", "user", "address")
 ACL_KEY: Final = "acl/rules"
 DRAIN: Final = "drain"
@@ -121,7 +123,7 @@ class NodeCommand:
         )
 
 
-ControlEntry: TypeAlias = Ban | AclRules | NodeCommand
+ControlEntry: TypeAlias = Ban | AclRules | NodeCommand | Layout
 
 
 def control_key(key: bytes | None) -> tuple[str, str]:
@@ -144,6 +146,8 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlEntry | Non
         raise RecordError(f"acl/{of}: the one ACL is {ACL_KEY}")
     if value is None:
         return None
+    if kind == LAYOUT_KIND:
+        return decode_layout(of, value)
     what = f"{kind}/{of}"
     fields = json_object(value, what)
     if fields.get("version") != CONTROL_VERSION:

@@ -19,7 +19,9 @@ STATE_DRAINING = "draining"
 @dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
     """What a node says of itself. ``consumed`` lists (Kafka topic, partition, position) of its consumer,
-    ``consumed_exactly_once`` those of the second one, which reads the QoS 2 twins.
+    ``consumed_exactly_once`` those of the second one, which reads the QoS 2 twins. ``layouts`` lists (Kafka topic,
+    revision, generation): the last record of a resize that the node has done, and the oldest generation of partitions
+    that its clients still need.
 
     ``incarnation`` differs at each start of the process, so a restarted node is told from one that paused.
     Times are milliseconds since the epoch on the node's own clock; staleness is judged by when a heartbeat was received
@@ -44,6 +46,7 @@ class NodeHeartbeat:
     cpu_percent: float = 0.0
     memory_bytes: int = 0
     routes_version: str = ""
+    layouts: tuple[tuple[str, int, int], ...] = ()
     software_version: str = ""
     version: int = HEARTBEAT_VERSION
 
@@ -57,7 +60,7 @@ class NodeHeartbeat:
         values = json_object(data, "heartbeat")
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         try:
-            for name in ("consumed", "consumed_exactly_once"):
+            for name in ("consumed", "consumed_exactly_once", "layouts"):
                 known[name] = tuple((str(t), int(p), int(o)) for t, p, o in known.get(name, ()))
             heartbeat = cls(**known)
         except (TypeError, ValueError) as error:

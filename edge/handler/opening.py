@@ -312,11 +312,15 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
             continue
         partitions = services.deliverer.partitions_of(each.topic_filter)
         needed |= partitions
+        for position, begin in services.routes.begins(each.topic_filter).items():
+            needs.setdefault(position, begin)  # partitions that the session has not heard of: a resize since
         services.table.add(_subscription(handler, each, {position: needs.get(position, 0) for position in partitions}))
     for position in needed:
         live = services.deliverer.position_of(position)
         if live is not None and needs.get(position, 0) < live:
             handler.fall_behind(position, needs.get(position, 0))
+    if handler.behind is not None:
+        services.catch_up.keep_order(handler)
     received = frozenset(opened.progress.incoming)
     engine.accept(opened.session_present, services.loop.time(), resuming, received)
     if resuming is None or engine.outgoing is None:

@@ -25,6 +25,7 @@ from bridge.ownership import EXCLUSIVE_KEY, Ownership
 from bridge.partitioning import Destination, RouteTable
 from bridge.point_reads import PointReader
 from bridge.publisher import Publisher
+from bridge.resize_follower import ResizeFollower
 from bridge.retained import RetainedMessages
 from bridge.retained_view import RetainedView
 from bridge.session_keeper import SessionKeeper
@@ -90,6 +91,8 @@ class EdgeNode:
         self.drained = asyncio.Event()  # a drain that was asked for is done: nothing is left but to stop
         self.control: Control | None = None
         self._decisions: Decisions | None = None
+        self._follower: ResizeFollower | None = None
+        self._is_up_to_date = False  # all decisions are in force that were made before this node was to be seen
         self._started_ms = int(time.time() * 1000)
         self._incarnation = f"{os.getpid()}-{self._started_ms}"  # `_started_ms` reads it
         self.services: EdgeServices = _NOT_STARTED
@@ -128,6 +131,8 @@ class EdgeNode:
             await self._decisions.stop()
         if self.control is not None:
             await self.control.stop()
+        if self._follower is not None:
+            await self._follower.stop()
         if self.services is not _NOT_STARTED:
             await self.services.access.authenticator.stop()
             if self.services.access.enhanced is not None:
@@ -198,7 +203,7 @@ class EdgeNode:
 
     def is_ready(self) -> bool:
         """Whether new clients are served: not draining, and Kafka has answered within the last 5 s."""
-        return not self._draining and self._silence_s() < NOT_READY_AFTER_S
+        return not self._draining and self._is_up_to_date and self._silence_s() < NOT_READY_AFTER_S
 
     def heartbeat(self) -> NodeHeartbeat:
         """What this node says of itself every 2 s."""
@@ -220,6 +225,7 @@ class EdgeNode:
             consumed_exactly_once=_consumed(services.deliverer.exactly_once),
             lag_records=services.deliverer.statistics()["lag_records"],
             routes_version=services.routes.version,
+            layouts=self._follower.told() if self._follower is not None else (),
         )
 
     # The parts -------------------------------------------------------------------------------------------------------
@@ -228,7 +234,10 @@ class EdgeNode:
         config = self.config
         self.services = services = self._build_services()
         decisions = self._decisions = Decisions(services, self._incarnation, self.drain)
-        self.control = Control(self._log, services.publisher.append_future, decisions.take, decisions.tick)
+        follower = self._follower = self._build_follower(services)
+        self.control = Control(
+            self._log, services.publisher.append_future, decisions.take, decisions.tick, taken=follower.take
+        )
         await self.control.start()
         await services.access.authenticator.start()
         if services.access.enhanced is not None:
@@ -249,6 +258,8 @@ class EdgeNode:
             api = StateApi(services, config.http, config.dev, self.control, self._membership)
             self._http = await start_http(services, config.http, config.reuse_port, api)
         await self._membership.start()
+        await self.control.caught_up()
+        follower.has_clients = self._is_up_to_date = True
         keeper = self._keeper = self._build_keeper(services)
         self._tasks = [
             asyncio.create_task(keeper.run()),
@@ -279,7 +290,13 @@ class EdgeNode:
         )
         access = build_access(config, limits)
         events = EventLog(publisher.append, config.node_id)
-        sessions = SessionStore(self._log, config.node_id, ownership, after_batch=lambda: self.services.flush_soon())
+        sessions = SessionStore(
+            self._log,
+            config.node_id,
+            ownership,
+            after_batch=lambda: self.services.flush_soon(),
+            place=routes.place,
+        )
         return EdgeServices(
             node_id=config.node_id,
             loop=loop,
@@ -345,6 +362,37 @@ class EdgeNode:
 
         plain, twin = deliverer(False), deliverer(True)
         return TwinDeliverer(plain, twin), TwinCatchUp(catch_up(plain, False), catch_up(twin, True))
+
+    def _build_follower(self, services: EdgeServices) -> ResizeFollower:
+        async def control_caught_up() -> None:
+            assert self.control is not None
+            await self.control.caught_up()
+
+        return ResizeFollower(
+            services.routes,
+            services.publisher,
+            services.sessions,
+            services.deliverer,
+            services.catch_up,
+            services.shared,
+            control_caught_up,
+            moved=self._forget_targets,
+            missed=self._resize_missed,
+            announce=self._announce,
+        )
+
+    def _forget_targets(self) -> None:
+        for handler in self.services.connections:
+            if handler.engine.incoming is not None:
+                handler.engine.incoming.forget_targets()
+
+    def _resize_missed(self) -> None:
+        for handler in list(self.services.connections):
+            handler.disconnect(ReasonCode.SERVER_BUSY, "this edge was cut off for a while; connect again")
+
+    def _announce(self) -> None:
+        if self._membership is not None:
+            self._membership.announce()
 
     def _build_keeper(self, services: EdgeServices) -> SessionKeeper:
         return SessionKeeper(
