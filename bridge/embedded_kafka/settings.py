@@ -33,8 +33,9 @@ def server_properties(data: Path, port: int, controller_port: int) -> dict[str, 
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
         "transaction.state.log.num.partitions": "5",
-        # The open transaction of an edge that was killed holds up its readers: end it soon after its time.
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+        # Not sooner: a Kafka that was killed and started again is fenced once, up to 6 s after its start, until it has
+        # registered anew, and a transaction that ends then never gets its markers: readers would wait for it for ever.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "10000",
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "1",
