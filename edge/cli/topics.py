@@ -11,10 +11,12 @@ from rich.table import Table
 
 from bridge import topics_admin
 from bridge.topics_admin import REPLICATION_FACTOR, REPLICATION_FACTOR_DEV, Difference, KafkaTopicState
+from edge.cli import catalogue as families
 from edge.cli.console import ConfigOption, JsonOption, KafkaOption, RoutesOption, cluster, output, print_json
 from schemas.catalogue import catalogue
 
 app = typer.Typer(help="Make, check and show the Kafka topics.", no_args_is_help=True)
+app.command("catalogue")(families.run)
 
 DevOption = Annotated[
     bool, typer.Option("--dev", help="One replica instead of three: for a single Kafka broker, where loss is fine.")

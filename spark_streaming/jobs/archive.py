@@ -26,7 +26,7 @@ from spark_streaming.progress import Reporter
 from spark_streaming.runner import PRIMARY_QUERY, Stopper, default_data_folder, run_main
 from spark_streaming.session import job_session
 from spark_streaming.sinks.batches import batch_writer, refuse_realtime
-from spark_streaming.sources.kafka import message_records
+from spark_streaming.sources.kafka import message_records, read_committed
 from spark_streaming.transforms.archive import PARTITION_COLUMNS, SORT_COLUMNS, archive_rows
 
 JOB = "archive"
@@ -87,10 +87,9 @@ def read_options(arguments: Sequence[str]) -> Options:
 def writer(session: SparkSession, options: Options, inputs: Sequence[str], starting_offsets: str) -> DataStreamWriter:
     """The query, ready to start."""
     common = options.common
-    committed = replace(common.kafka, properties={**common.kafka.properties, "isolation.level": "read_committed"})
     records = message_records(
         session,
-        committed,
+        read_committed(common.kafka),
         inputs,
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,

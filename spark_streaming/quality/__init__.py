@@ -1,0 +1,1 @@
+"""The topic catalogue: what batches say about families, folded into entries."""
