@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j ships no types
@@ -30,6 +30,11 @@ class KafkaSettings:
     def spark_options(self) -> dict[str, str]:
         options = {f"kafka.{name}": value for name, value in self.properties.items()}
         return {**options, "kafka.bootstrap.servers": self.bootstrap_servers}
+
+
+def read_committed(kafka: KafkaSettings) -> KafkaSettings:
+    """The same, for reading only what transactions have committed."""
+    return replace(kafka, properties={**kafka.properties, "isolation.level": "read_committed"})
 
 
 def input_kafka_topics(routes: Sequence[Route]) -> tuple[str, ...]:
