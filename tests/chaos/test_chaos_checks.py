@@ -283,7 +283,7 @@ PLANTED: dict[str, tuple[str, Callable[[], Run]]] = {
         ),
     ),
     "descriptors stay open": ("I13", lambda: bounded(sampled("left", 50, files=60))),
-    "tasks stay": ("I13", lambda: bounded(sampled("left", 50, tasks=60))),
+    "tasks stay": ("I13", lambda: bounded(sampled("left", 50, tasks=70))),
     "memory stays": ("I13", lambda: bounded(sampled("left", 50, memory_kb=170_000))),
     "memory without bound": ("I13", lambda: bounded(sampled("run", 30, memory_kb=900_000), sampled("left", 50))),
     "gone in the end": ("I13", lambda: bounded()),
