@@ -1,8 +1,8 @@
 """Making and checking the Kafka topics of the catalogue.
 
 `check` compares and says what to do, `apply` makes what is missing and corrects configuration, `show` tells what is
-there. Partition counts are fixed at creation: another count would send a Topic Name's messages to another partition, so
-`apply` never changes one. All raise AdminFailed.
+there. `apply` never changes a partition count: another count would send a Topic Name's messages to another partition.
+`add_partitions` does, for `bridge.resize` alone. All raise AdminFailed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
 
 from schemas.catalogue import KafkaTopicSpec
 from schemas.errors import HeadwaterError
+from schemas.layouts import Layout
+from schemas.routes import Q2_SUFFIX
 
+PARTITION_COUNT = "the partition count"
 REPLICATION_FACTOR = 3
 REPLICATION_FACTOR_DEV = 1
 VISIBLE_TIMEOUT_S = 15.0  # a created topic reaches every broker's metadata, with a leader, within about a second
@@ -84,7 +87,13 @@ async def apply(
         created = await _create_missing(admin, specs, replication_factor)
         if created:
             await _await_leaders(admin, created)
-            await _await_served(bootstrap, [spec for spec in specs if spec.name in created], client_options)
+            partitions = [
+                TopicPartition(spec.name, partition)
+                for spec in specs
+                if spec.name in created
+                for partition in range(spec.partitions)
+            ]
+            await _await_served(bootstrap, partitions, client_options)
         states = await _describe(admin, specs)
         altered = await _correct_config(admin, specs, states, replication_factor)
         if altered:
@@ -112,6 +121,39 @@ async def show(
         return tuple(states[spec.name] for spec in specs if spec.name in states)
 
 
+async def add_partitions(
+    bootstrap: str, names: Sequence[str], at_least: int, client_options: Mapping[str, Any] | None = None
+) -> int:
+    """Give each of these Kafka topics this many partitions, if it has less, and return when they can be written; how
+    many all of them have then. Kafka keeps what it has: nothing is ever taken away."""
+    async with _admin(bootstrap, client_options) as admin:
+        before = await _partition_counts(admin, names)
+        wanted = max(at_least, *before.values())
+        missing = {name: NewPartitions(total_count=wanted) for name, count in before.items() if count < wanted}
+        if missing:
+            await admin.create_partitions(missing)
+            await _await_partitions(admin, names, wanted)
+            added = [TopicPartition(name, partition) for name in missing for partition in range(before[name], wanted)]
+            await _await_served(bootstrap, added, client_options)
+        return wanted
+
+
+async def _partition_counts(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
+    counts = {each["topic"]: len(each["partitions"]) for each in await _metadata(admin, names)}
+    if missing := [name for name in names if name not in counts]:
+        raise AdminFailed(f"{', '.join(missing)}: no such Kafka topic; run `headwater topics apply`")
+    return counts
+
+
+async def _await_partitions(admin: AIOKafkaAdminClient, names: Sequence[str], partitions: int) -> None:
+    async with asyncio.timeout(VISIBLE_TIMEOUT_S):
+        while True:
+            if min((await _partition_counts(admin, names)).values()) >= partitions:
+                break
+            await asyncio.sleep(_RETRY_S)
+    await _await_leaders(admin, names)
+
+
 def wanted_config(spec: KafkaTopicSpec, replication_factor: int) -> dict[str, str]:
     """The spec's configuration and the durability that goes with the replication factor."""
     return dict(spec.config) | {"min.insync.replicas": str(min_insync_replicas(replication_factor))}
@@ -132,15 +174,28 @@ def differences(
     return tuple(found)
 
 
+def without_resized(found: Iterable[Difference], layouts: Mapping[str, Layout]) -> tuple[Difference, ...]:
+    """The differences that are none because a Kafka topic was resized: the layout counts, not the route; pure."""
+    kept: list[Difference] = []
+    for difference in found:
+        layout = layouts.get(difference.kafka_topic.removesuffix(Q2_SUFFIX))
+        if difference.what != PARTITION_COUNT or layout is None:
+            kept.append(difference)
+        elif difference.found != str(layout.kafka_partitions):
+            remedy = "the Kafka topic was made anew or changed by hand: it must have this many partitions"
+            kept.append(replace(difference, expected=str(layout.kafka_partitions), remedy=remedy))
+    return tuple(kept)
+
+
 def _differences_of(spec: KafkaTopicSpec, state: KafkaTopicState, replication_factor: int) -> list[Difference]:
     found: list[Difference] = []
     if state.partitions != spec.partitions:
         remedy = (
-            f"set partitions = {state.partitions} in its route"
+            f"set partitions = {state.partitions} in its route; `headwater topics resize` changes the count"
             if spec.name.startswith("mqtt.")
             else "delete the Kafka topic while no edge runs and run `headwater topics apply`"
         )
-        found.append(Difference(spec.name, "the partition count", str(spec.partitions), str(state.partitions), remedy))
+        found.append(Difference(spec.name, PARTITION_COUNT, str(spec.partitions), str(state.partitions), remedy))
     if state.replication_factor < replication_factor:
         remedy = "reassign it with kafka-reassign-partitions.sh (or use --dev where loss is acceptable)"
         found.append(
@@ -219,10 +274,9 @@ async def _await_leaders(admin: AIOKafkaAdminClient, names: Sequence[str]) -> No
 
 
 async def _await_served(
-    bootstrap: str, specs: Sequence[KafkaTopicSpec], client_options: Mapping[str, Any] | None
+    bootstrap: str, partitions: Sequence[TopicPartition], client_options: Mapping[str, Any] | None
 ) -> None:
     """Metadata names a leader before that broker knows it is one; a leader that tells its end offset does."""
-    partitions = [TopicPartition(spec.name, partition) for spec in specs for partition in range(spec.partitions)]
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, client_id="headwater-admin", **(client_options or {}))
     try:
         async with asyncio.timeout(VISIBLE_TIMEOUT_S):

@@ -30,15 +30,16 @@ class Operator:
 
     async def put(self, action: str, entry: ControlEntry, client_id: str = "", **detail: Any) -> int:
         """Decide something, written down first. Raises LogError, ControlRefused."""
-        await self._audit(action, client_id, detail)
+        await self.write_down(action, client_id, **detail)
         return await self.control.put(entry)
 
     async def remove(self, action: str, key: str, client_id: str = "", **detail: Any) -> None:
         """Take a decision back, likewise."""
-        await self._audit(action, client_id, detail)
+        await self.write_down(action, client_id, **detail)
         await self.control.remove(key)
 
-    async def _audit(self, action: str, client_id: str, detail: dict[str, Any]) -> None:
+    async def write_down(self, action: str, client_id: str = "", **detail: Any) -> None:
+        """That this operator is about to do something. Raises LogError."""
         await audit(self._append_future, FROM_COMMAND_LINE, self.name, action, client_id, **detail)
 
     def _append_future(self, destination: Destination, value: bytes | None, headers: Headers) -> asyncio.Future[int]:

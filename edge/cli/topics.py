@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from bridge import topics_admin
-from bridge.topics_admin import REPLICATION_FACTOR, REPLICATION_FACTOR_DEV, Difference, KafkaTopicState
+from bridge.topics_admin import (
+    PARTITION_COUNT,
+    REPLICATION_FACTOR,
+    REPLICATION_FACTOR_DEV,
+    Applied,
+    Difference,
+    KafkaTopicState,
+)
 from edge.cli import catalogue as families
-from edge.cli.console import ConfigOption, JsonOption, KafkaOption, RoutesOption, cluster, output, print_json
-from schemas.catalogue import catalogue
+from edge.cli import resize
+from edge.cli.console import Cluster, ConfigOption, JsonOption, KafkaOption, RoutesOption, cluster, output, print_json
+from edge.cli.control import operator
+from schemas.catalogue import CONTROL, KafkaTopicSpec, catalogue
+from schemas.layouts import Layout
 
 app = typer.Typer(help="Make, check and show the Kafka topics.", no_args_is_help=True)
 app.command("catalogue")(families.run)
+app.command("resize")(resize.run)
 
 DevOption = Annotated[
     bool, typer.Option("--dev", help="One replica instead of three: for a single Kafka broker, where loss is fine.")
@@ -34,7 +46,7 @@ def apply_command(
     """Make the Kafka topics that are missing and correct their configuration."""
     target = cluster(kafka, config, routes)
     specs = catalogue(target.routes)
-    applied = asyncio.run(topics_admin.apply(target.bootstrap, specs, _replicas(dev), target.client_options))
+    applied = asyncio.run(_apply(target, specs, _replicas(dev)))
     if as_json:
         print_json(asdict(applied))
     else:
@@ -61,7 +73,7 @@ def check_command(
     """Say what is not as it should be; exit code 1 when anything is."""
     target = cluster(kafka, config, routes)
     specs = catalogue(target.routes)
-    found = asyncio.run(topics_admin.check(target.bootstrap, specs, _replicas(dev), target.client_options))
+    found = asyncio.run(_check(target, specs, _replicas(dev)))
     if as_json:
         print_json([asdict(difference) for difference in found])
     else:
@@ -93,6 +105,29 @@ def show_command(
         )
         return
     output().print(_table(states))
+
+
+async def _apply(target: Cluster, specs: Sequence[KafkaTopicSpec], replicas: int) -> Applied:
+    applied = await topics_admin.apply(target.bootstrap, specs, replicas, target.client_options)
+    return replace(applied, remaining=await _without_resized(target, applied.remaining))
+
+
+async def _check(target: Cluster, specs: Sequence[KafkaTopicSpec], replicas: int) -> tuple[Difference, ...]:
+    found = await topics_admin.check(target.bootstrap, specs, replicas, target.client_options)
+    return await _without_resized(target, found)
+
+
+async def _without_resized(target: Cluster, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
+    """Asked only when something looks wrong: `headwater.control` may not be there yet."""
+    if not any(difference.what == PARTITION_COUNT for difference in found):
+        return found
+    if any(difference.kafka_topic == CONTROL for difference in found):
+        return found
+    async with operator(target) as who:
+        layouts = {name: held.entry for name, held in who.control.view.layouts().items()}
+    return topics_admin.without_resized(
+        found, {name: layout for name, layout in layouts.items() if isinstance(layout, Layout)}
+    )
 
 
 def _table(states: tuple[KafkaTopicState, ...]) -> Table:
