@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from schemas.errors import ConfigurationError, TopicError
@@ -33,7 +33,7 @@ class Route:
     ``key`` None means that the whole Topic Name is the key. ``producer_keys`` says that Kafka producers choose keys
     and partitions themselves, so a subscriber must read all partitions. ``read_partitions`` are partition counts
     under which records may be found as well: while a resize goes on, readers honour these and ``partitions``,
-    writers only ``partitions``.
+    writers only ``partitions``. ``payload_schema`` is a file with a JSON Schema that edges hold payloads against.
     """
 
     filter: str
@@ -42,6 +42,7 @@ class Route:
     partitions: int = 12
     producer_keys: bool = False
     read_partitions: tuple[int, ...] = ()
+    payload_schema: str | None = field(default=None, repr=False)  # no part of where a message goes
 
     @property
     def topic_filter(self) -> str:
@@ -105,7 +106,7 @@ def check_routes(routes: Sequence[Route]) -> None:
 
 def _route_from_row(number: int, row: Mapping[str, Any]) -> Route:
     where = f"route {number} {row.get('filter', '')!r}"
-    known = {field.name for field in fields(Route)}
+    known = {each.name for each in fields(Route)}
     for name in row:
         if name not in known:
             raise ConfigurationError(f"{where}: unknown setting {name!r}; known are {', '.join(sorted(known))}")
@@ -128,6 +129,7 @@ _ROW_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("partitions", (int,), "a whole number"),
     ("producer_keys", (bool,), "true or false"),
     ("read_partitions", (tuple,), "a list of whole numbers"),
+    ("payload_schema", (str, type(None)), "the name of a file with a JSON Schema, or leave it out"),
 )
 
 

@@ -12,7 +12,7 @@ from edge.access.authentication import AuthenticatorUnavailable
 from edge.access.principal import Credentials, Principal, principal_from_certificate
 from edge.handler.enhanced import step_authentication
 from edge.handler.opening import Opened, open_session
-from edge.handler.targets import is_topic_name
+from edge.handler.targets import is_payload_accepted, is_topic_name
 from edge.rules.delayed import DELAYED_PREFIX
 from edge.wire import Connect, ReasonCode, Will
 
@@ -127,10 +127,13 @@ def _will_refusal(services: EdgeServices, principal: Principal, will: Will) -> t
     topic_name = services.rules.rewrites.topic_name(will.topic_name, principal)
     if not is_topic_name(topic_name) or topic_name.startswith(DELAYED_PREFIX):
         return ReasonCode.TOPIC_NAME_INVALID, "the will's topic name is none that a will may have here"
-    if services.access.authorizer.may_publish(principal, topic_name):
-        return None
-    services.event("denied", principal.client_id, action="will", topic_name=topic_name)
-    return ReasonCode.NOT_AUTHORIZED, "the will's topic name may not be published to"
+    if not services.access.authorizer.may_publish(principal, topic_name):
+        services.event("denied", principal.client_id, action="will", topic_name=topic_name)
+        return ReasonCode.NOT_AUTHORIZED, "the will's topic name may not be published to"
+    fault = services.rules.payload_schemas.check_of(topic_name)
+    if fault is not None and not is_payload_accepted(services, principal.client_id, topic_name, fault, will.payload):
+        return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will's payload does not match the schema of its topic name"
+    return None
 
 
 def count_failure(services: EdgeServices, client_id: str, peer: str, user: str) -> None:

@@ -59,6 +59,7 @@ class Counters:
     bytes_sent: int = 0
     messages_received: int = 0
     messages_dropped: int = 0
+    payloads_refused: int = 0  # by the schema of their route
     wills_published: int = 0
 
 

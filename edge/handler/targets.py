@@ -8,7 +8,8 @@ from functools import partial
 from edge.access.principal import Principal
 from edge.handler.services import EdgeServices
 from edge.rules.delayed import DELAYED_PREFIX, parse_delayed
-from edge.session.effects import DelayedTarget, PublishTarget
+from edge.rules.payload_schemas import Fault
+from edge.session.effects import CheckedTarget, DelayedTarget, PublishTarget
 from edge.wire import ReasonCode, check_topic_name_utf8
 from schemas.delayed import HEADER_DELAY_S
 from schemas.errors import TopicError
@@ -42,8 +43,24 @@ def resolve_target(services: EdgeServices, principal: Principal, raw: bytes) -> 
         return target
     delay = (HEADER_DELAY_S, b"%d" % delayed.delay_s)
     plain, once, twice = ([*headers, delay] for headers in target.headers)
+    is_accepted = target.is_accepted if isinstance(target, CheckedTarget) else accepts_all
     place = partial(services.delayed.place, plain[0][1].decode())
-    return DelayedTarget(target.destination, (plain, once, twice), place=place)
+    return DelayedTarget(target.destination, (plain, once, twice), is_accepted=is_accepted, place=place)
+
+
+def is_payload_accepted(services: EdgeServices, client_id: str, topic_name: str, fault: Fault, payload: bytes) -> bool:
+    """Whether the schema of the route takes it; counted and told if not."""
+    reason = fault(payload)
+    if reason is None:
+        return True
+    services.counters.payloads_refused += 1
+    services.event("dropped", client_id, action="publish", topic_name=topic_name, reason=f"payload schema: {reason}")
+    return False
+
+
+def accepts_all(payload: bytes) -> bool:
+    """A route without a schema."""
+    return True
 
 
 def _resolved(services: EdgeServices, principal: Principal, topic_name: str) -> PublishTarget | ReasonCode:
@@ -57,7 +74,10 @@ def _resolved(services: EdgeServices, principal: Principal, topic_name: str) -> 
         services.event("denied", principal.client_id, action="publish", topic_name=rewritten, user=principal.name)
         return ReasonCode.NOT_AUTHORIZED
     plain: list[Header] = [(HEADER_TOPIC, raw), (HEADER_CLIENT_ID, principal.client_id.encode())]
-    return PublishTarget(
-        services.routes.destination(rewritten),
-        ([*plain, (HEADER_QOS, b"0")], plain, [*plain, (HEADER_QOS, b"2")]),
-    )
+    destination = services.routes.destination(rewritten)
+    headers = ([*plain, (HEADER_QOS, b"0")], plain, [*plain, (HEADER_QOS, b"2")])
+    fault = services.rules.payload_schemas.check_of(rewritten)
+    if fault is None:
+        return PublishTarget(destination, headers)
+    is_accepted = partial(is_payload_accepted, services, principal.client_id, rewritten, fault)
+    return CheckedTarget(destination, headers, is_accepted=is_accepted)

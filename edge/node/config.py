@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from edge.access.limits import Limits, development_limits, load_limits
 from edge.rules.auto_subscriptions import load_auto_subscriptions
+from edge.rules.payload_schemas import load_payload_schemas
 from edge.rules.rewrite import load_rewrites
 from edge.rules.rules import Rules
 from schemas.errors import ConfigurationError
@@ -245,8 +246,12 @@ class EdgeConfig(_Table):
         return load_routes(list(self.routes)) if self.routes else DEFAULT_ROUTES
 
     def effective_rules(self) -> Rules:
-        """Rewrites, auto-subscriptions and the like; raises ConfigurationError."""
-        return Rules(load_rewrites(self.rewrite), load_auto_subscriptions(self.auto_subscriptions))
+        """Rewrites, auto-subscriptions, payload schemas; raises ConfigurationError."""
+        return Rules(
+            load_rewrites(self.rewrite),
+            load_auto_subscriptions(self.auto_subscriptions),
+            payload_schemas=load_payload_schemas(self.effective_routes()),
+        )
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> EdgeConfig:

@@ -33,6 +33,7 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "messages_sent": deliverer["deliveries"] - catch_up["passed_over"] + catch_up["deliveries"],
         "messages_dropped": counters.messages_dropped + publisher["dropped_records"],
         "wills_published": counters.wills_published,
+        "payloads_refused": counters.payloads_refused,
         "tasks": len(asyncio.all_tasks(services.loop)),
         "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
         "publisher": publisher,
@@ -64,6 +65,7 @@ _TOTALS = frozenset(
         "messages_sent",
         "messages_dropped",
         "wills_published",
+        "payloads_refused",
         "cpu_s",
     }
 )

@@ -42,15 +42,28 @@ class PublishTarget:
 
 
 @dataclass(slots=True)
-class DelayedTarget(PublishTarget):
+class CheckedTarget(PublishTarget):
+    """Messages that are looked at one by one: `is_accepted` (payload) holds them against the route's schema."""
+
+    is_accepted: Callable[[bytes], bool] = lambda payload: True
+
+    def of(self, payload: bytes) -> PublishTarget | ReasonCode:
+        """The target of one message, or the reason code of its refusal."""
+        return self if self.is_accepted(payload) else ReasonCode.PAYLOAD_FORMAT_INVALID
+
+
+@dataclass(slots=True)
+class DelayedTarget(CheckedTarget):
     """Messages that are kept until they are due, each at a place of its own: `place` (payload size) makes it, or says
     None when there is no room."""
 
     place: Callable[[int], Destination | None] = lambda size_bytes: None
 
-    def kept(self, size_bytes: int) -> PublishTarget | ReasonCode:
-        """The target of one message."""
-        place = self.place(size_bytes)
+    def of(self, payload: bytes) -> PublishTarget | ReasonCode:
+        """The target of one message, or the reason code of its refusal."""
+        if not self.is_accepted(payload):
+            return ReasonCode.PAYLOAD_FORMAT_INVALID
+        place = self.place(len(payload))
         return PublishTarget(place, self.headers, retains=False) if place is not None else ReasonCode.QUOTA_EXCEEDED
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge.session.connect import MQTT_5
-from edge.session.effects import AppendExactlyOnce, AppendRetained, DelayedTarget, ForgetReceived, PublishTarget
+from edge.session.effects import AppendExactlyOnce, AppendRetained, CheckedTarget, ForgetReceived, PublishTarget
 from edge.session.errors import QosNotSupported, ReceiveMaximumExceeded, RetainNotSupported
 from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming
@@ -45,8 +45,8 @@ def on_publish(engine: SessionEngine, packet: Publish) -> None:
     if qos and unacknowledged(engine) >= engine.limits.receive_maximum_in:
         _too_many_unacknowledged(engine, packet)
     target = incoming.target(packet)
-    if target.__class__ is DelayedTarget:
-        target = target.kept(len(packet.payload))
+    if isinstance(target, CheckedTarget):
+        target = target.of(packet.payload)
     if qos == 2:
         _on_publish_exactly_once(engine, packet, target)
     elif isinstance(target, ReasonCode):
