@@ -3,117 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack
 
 import pytest
 from support.edges import memory_edge, mqtt_address, until
+from support.resize import DURABLE, KAFKA_TOPIC, WAIT_S, Load, Seen, connected, operator, shared_whole
 
-from bridge.control import Control
 from bridge.memory_log import MemoryLog
-from bridge.resize import ResizeFailed, Resizer, StepDone
-from edge.client import MqttClient, ReconnectPolicy
-from edge.node.node import EdgeNode
-from edge.wire import Publish
+from bridge.resize import ResizeFailed
 from schemas.errors import ConfigurationError
 from schemas.layouts import SETTLED
-from schemas.routes import DEFAULT_ROUTES
-
-KAFKA_TOPIC = "mqtt.sensors"
-DEVICES = 20
-WAIT_S = 30.0
-DURABLE: dict[str, Any] = {"session_expiry_s": 3600}
-
-
-class Operator:
-    """What the command line has."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        self.log = log
-        self.control = Control(
-            log,
-            lambda destination, value, headers: log.submit(
-                destination.kafka_topic, destination.partition, [(destination.key, value, headers)]
-            ),
-            keeps_dead_letters=False,
-        )
-        self.steps: list[StepDone] = []
-        self.in_kafka = 12
-
-    def resizer(self, **options: Any) -> Resizer:
-        return Resizer(
-            self.log, self.control, DEFAULT_ROUTES, KAFKA_TOPIC, self._add_partitions, told=self.steps.append, **options
-        )
-
-    async def _add_partitions(self, names: Any, at_least: int) -> int:
-        self.in_kafka = max(self.in_kafka, at_least)
-        return self.in_kafka
-
-
-@asynccontextmanager
-async def operator(log: MemoryLog) -> AsyncIterator[Operator]:
-    found = Operator(log)
-    await found.control.start()
-    try:
-        yield found
-    finally:
-        await found.control.stop()
-
-
-class Load:
-    """Publishers on both edges, each with its devices; every message has its number in its Topic Name's order."""
-
-    def __init__(self, qos: int) -> None:
-        self.qos = qos
-        self.sent: dict[str, int] = {}
-        self._stop = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def begin(self, clients: list[MqttClient]) -> None:
-        for number, client in enumerate(clients):
-            self._tasks.append(asyncio.create_task(self._publish(client, number)))
-
-    async def end(self) -> None:
-        self._stop.set()
-        await asyncio.gather(*self._tasks)
-
-    async def _publish(self, client: MqttClient, number: int) -> None:
-        while not self._stop.is_set():
-            acknowledged = []
-            for device in range(DEVICES):
-                name = f"sensors/q{self.qos}-{number}/{device}/t"
-                self.sent[name] = self.sent.get(name, 0) + 1
-                acknowledged.append(client.publish(name, b"%d" % self.sent[name], self.qos))
-            await asyncio.gather(*acknowledged)
-
-
-class Seen:
-    """What one subscriber got, per Topic Name."""
-
-    def __init__(self) -> None:
-        self.got: dict[str, list[int]] = {}
-
-    def take(self, packet: Publish) -> None:
-        self.got.setdefault(packet.topic_name_utf8.decode(), []).append(int(packet.payload))
-
-    async def whole(self, loads: list[Load], *, who: str) -> None:
-        """Every message once and in order; the publishers never sent anything twice, so QoS 1 is exact, too."""
-        sent = {name: count for load in loads for name, count in load.sent.items()}
-        await until(
-            lambda: sum(map(len, self.got.values())) >= sum(sent.values()),
-            lambda: f"{who}: {sum(map(len, self.got.values()))} of {sum(sent.values())}",
-            WAIT_S,
-        )
-        for name, count in sent.items():
-            assert self.got[name] == list(range(1, count + 1)), (who, name)
-
-
-async def connected(stack: AsyncExitStack, node: EdgeNode, seen: Seen | None = None, **options: Any) -> MqttClient:
-    client = MqttClient(*mqtt_address(node), **options)
-    if seen is not None:
-        client.on_message(seen.take)
-    return await stack.enter_async_context(client)
 
 
 async def test_growing_and_shrinking_under_load() -> None:
@@ -123,15 +22,17 @@ async def test_growing_and_shrinking_under_load() -> None:
         two = await stack.enter_async_context(memory_edge(log, node_id="edge-2"))
         who = await stack.enter_async_context(operator(log))
         live, durable, late, few = Seen(), Seen(), Seen(), Seen()
-        await (await connected(stack, one, live)).subscribe("sensors/#", 2)
-        await (await connected(stack, two, durable, client_id="durable", **DURABLE)).subscribe("sensors/#", 2)
+        await (await connected(stack, mqtt_address(one), live)).subscribe("sensors/#", 2)
+        await (await connected(stack, mqtt_address(two), durable, client_id="durable", **DURABLE)).subscribe(
+            "sensors/#", 2
+        )
         for client_id, topic_filter in (("offline", "sensors/#"), ("narrow", "sensors/q1-0/7/#")):
-            client = await connected(stack, one, client_id=client_id, **DURABLE)
+            client = await connected(stack, mqtt_address(one), client_id=client_id, **DURABLE)
             await client.subscribe(topic_filter, 2)
             await client.disconnect()
         loads = [Load(1), Load(2)]
         for load in loads:
-            load.begin([await connected(stack, node) for node in (one, two)])
+            load.begin([await connected(stack, mqtt_address(node)) for node in (one, two)])
         for partitions in (24, 6):
             status = await who.resizer(drop_timeout_s=0.0).resize(partitions)
             assert (status.step, status.partitions) == (SETTLED, partitions)
@@ -140,11 +41,87 @@ async def test_growing_and_shrinking_under_load() -> None:
         assert {need.split()[0] for need in status.needed_by} == {"session"}
         for load in loads:
             await load.end()
-        await connected(stack, two, late, client_id="offline", clean_start=False, **DURABLE)
-        await connected(stack, two, few, client_id="narrow", clean_start=False, **DURABLE)
+        await connected(stack, mqtt_address(two), late, client_id="offline", clean_start=False, **DURABLE)
+        await connected(stack, mqtt_address(two), few, client_id="narrow", clean_start=False, **DURABLE)
         await live.whole(loads, who="live")
         await durable.whole(loads, who="durable")
         await late.whole(loads, who="offline")
         only = Load(1)
         only.sent = {"sensors/q1-0/7/t": loads[0].sent["sensors/q1-0/7/t"]}
         await few.whole([only], who="narrow")
+
+
+async def test_a_shared_group_over_a_resize() -> None:
+    log = MemoryLog()
+    async with AsyncExitStack() as stack:
+        edges = [await stack.enter_async_context(memory_edge(log, node_id=f"edge-{number}")) for number in (1, 2)]
+        who = await stack.enter_async_context(operator(log))
+        members = [Seen(), Seen(), Seen()]
+        for number, seen in enumerate(members):
+            client = await connected(stack, mqtt_address(edges[number % 2]), seen)
+            await client.subscribe("$share/g/sensors/#", 2)
+        loads = [Load(1, pause_s=0.01), Load(2, pause_s=0.01)]
+        for load in loads:
+            load.begin([await connected(stack, mqtt_address(edge)) for edge in edges])
+        for partitions in (24, 6):
+            await who.resizer(drop_timeout_s=0.0).resize(partitions)
+        for load in loads:
+            await load.end()
+        await shared_whole(members, loads, who="the group")
+        assert all(seen.got for seen in members)
+        status = await who.resizer().resize(6)
+        assert (status.read, status.needed_by) == ((6,), ())  # everybody is through: old partitions are dropped
+        assert {position[1] for position in edges[0].services.routes.partitions("sensors/#")} == set(range(6))
+
+
+async def test_steps_taken_back_and_gone_on_with() -> None:
+    log = MemoryLog()
+    async with AsyncExitStack() as stack:
+        edge = await stack.enter_async_context(memory_edge(log, node_id="edge-1"))
+        who = await stack.enter_async_context(operator(log))
+        seen, load = Seen(), Load(1)
+        await (await connected(stack, mqtt_address(edge), seen)).subscribe("sensors/#", 1)
+        load.begin([await connected(stack, mqtt_address(edge))])
+        with pytest.raises(ConfigurationError, match=r"no resize of mqtt\.sensors waits"):
+            await who.resizer().abort()
+        with pytest.raises(ConfigurationError, match="0 partitions; give"):
+            await who.resizer().resize(0)
+        layout = edge.services.routes.layout(KAFKA_TOPIC).reading(24, ((), ()), 24)
+        await who.control.put(layout)  # an operator who was interrupted after the first step
+        await until(lambda: edge.services.routes.layout(KAFKA_TOPIC).counts == (12, 24))
+        with pytest.raises(ConfigurationError, match="on its way to 24 partitions"):
+            await who.resizer().resize(36)
+        status = await who.resizer().abort()
+        assert (status.step, status.read, status.partitions) == (SETTLED, (12,), 12)
+        await who.control.put(layout.frozen())  # and one after the second step: edges wait, but not for ever
+        await until(lambda: edge.services.deliverer.plain.is_paused(KAFKA_TOPIC))
+        status = await who.resizer().resize(24)
+        assert (status.step, status.read, status.partitions) == (SETTLED, (24,), 24)
+        await load.end()
+        await seen.whole([load], who="live")
+
+
+async def test_an_edge_that_was_frozen_and_forgotten_goes_on() -> None:
+    log = MemoryLog()
+    async with AsyncExitStack() as stack:
+        edge = await stack.enter_async_context(memory_edge(log, node_id="edge-1"))
+        who = await stack.enter_async_context(operator(log))
+        client = await connected(stack, mqtt_address(edge), seen := Seen())
+        await client.subscribe("sensors/#", 1)
+        await who.control.put(edge.services.routes.layout(KAFKA_TOPIC).reading(24, ((), ()), 24).frozen())
+        await until(lambda: edge.services.deliverer.plain.is_paused(KAFKA_TOPIC))
+        await asyncio.wait_for(client.publish("sensors/a/b/c", b"1", 1), WAIT_S)
+        await until(lambda: seen.got == {"sensors/a/b/c": [1]}, wait_s=WAIT_S)
+        assert edge.services.routes.destination("sensors/a/b/c").partition < 12
+
+
+async def test_an_edge_that_does_not_answer_is_named_and_everything_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    async with AsyncExitStack() as stack:
+        edge = await stack.enter_async_context(memory_edge(log, node_id="edge-1"))
+        who = await stack.enter_async_context(operator(log))
+        monkeypatch.setattr("bridge.resize.READ_TIMEOUT_S", 0.5)
+        assert edge.control is not None
+        monkeypatch.setattr(edge.control, "_taken", lambda key, held: None)  # an edge of an older version
+        with pytest.raises(ResizeFailed, match="step read: edge-1 did not say within"):
+            await who.resizer().resize(24)
