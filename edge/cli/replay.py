@@ -152,17 +152,20 @@ def run(
         _verify(verify)
         return
     if as_clients is not None:
-        from edge.cli.replay_clients import play  # what nothing else needs
+        from edge.cli.replay_clients import play  # it imports this module in turn
 
+        topic_filters = checked_filters(filters or (["#"] if from_file is not None else None))
         play(
             as_clients,
-            filters or [],
-            (text_from, text_to),
+            topic_filters,
+            parse_from_to(text_from, text_to, now_ms()),
             parse_speed(speed or "1x"),
+            lambda table: selection(topic_filters, table, grep or (), grep_text or ()),
             from_file,
             clients_max,
             user,
             lambda: cluster(kafka, config, routes),
+            output is OutputForm.JSON,
         )
         return
     if from_file is not None:
