@@ -100,9 +100,7 @@ def test_producers_that_choose_partitions_are_read_everywhere() -> None:
 SENSOR = "sensors/a/b/t"  # 12 -> 24: other partitions of the same key
 
 
-def session(
-    positions: dict[tuple[str, int], int], topic_filter: str = "sensors/#", **progress: object
-) -> StoredSession:
+def session(at: dict[tuple[str, int], int], topic_filter: str = "sensors/#", **progress: object) -> StoredSession:
     state = SessionState("c", "p", 5, 3600, (StoredSubscription(topic_filter, 1),))
     return StoredSession(1, state, SessionProgress(at, **progress))  # type: ignore[arg-type]
 

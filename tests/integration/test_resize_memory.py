@@ -71,7 +71,7 @@ async def test_a_shared_group_over_a_resize() -> None:
         assert all(seen.got for seen in members)
         status = await who.resizer().resize(6)
         assert (status.read, status.needed_by) == ((6,), ())  # everybody is through: old partitions are dropped
-        assert {position[1] for position in edges[0].services.routes.partitions("sensors/#")} == set(range(6))
+        assert edges[0].services.routes.partitions("sensors/+/+/t") == {(KAFKA_TOPIC, each) for each in range(6)}
 
 
 async def test_steps_taken_back_and_gone_on_with() -> None:
@@ -101,7 +101,9 @@ async def test_steps_taken_back_and_gone_on_with() -> None:
         await seen.whole([load], who="live")
 
 
-async def test_an_edge_that_was_frozen_and_forgotten_goes_on() -> None:
+async def test_an_edge_that_was_frozen_and_forgotten_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.resize_follower.FREEZE_MS", 300)
+    monkeypatch.setattr("bridge.resize_follower.MARGIN_S", 0.2)
     log = MemoryLog()
     async with AsyncExitStack() as stack:
         edge = await stack.enter_async_context(memory_edge(log, node_id="edge-1"))
