@@ -7,7 +7,7 @@ somebody unsubscribes goes on over the old result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -54,11 +54,19 @@ class Grant:
     not_before: NotBefore | None
     begins: NotBefore | None = None
     takes_runs: bool = False  # the subscriber is a `RunSubscriber`
+    parts: tuple[Subscription, ...] | None = None  # what it was merged from, where one of them has a selector
+    is_conditional: bool = field(init=False)  # whether the subscriber gets it depends on the message, too
+
+    def __post_init__(self) -> None:
+        self.is_conditional = self.no_local or self.parts is not None
 
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """One subscriber's subscription to one ordinary (not shared) Topic Filter. Not changed once it is in a table."""
+    """One subscriber's subscription to one ordinary (not shared) Topic Filter. Not changed once it is in a table.
+
+    ``selector`` is the edge's: it says of each message whether this subscription takes it.
+    """
 
     subscriber: Subscriber
     topic_filter: str
@@ -67,6 +75,7 @@ class Subscription:
     retain_as_published: bool = False
     subscription_id: int | None = None
     not_before: NotBefore | None = None
+    selector: Any = None
     _grant: Grant | None = field(default=None, init=False, repr=False)
 
     def grant(self) -> Grant:
@@ -296,8 +305,20 @@ def _grants_by_subscriber(entries: list[_Entry]) -> dict[Subscriber, Grant]:
     return grants
 
 
+def narrowed(grant: Grant, takes: Callable[[Any], bool]) -> Grant | None:
+    """The grant without the subscriptions whose selector does not take the message; None: nothing is left."""
+    parts = grant.parts
+    if parts is None:
+        return grant
+    left = [each for each in parts if each.selector is None or takes(each.selector)]
+    if len(left) == len(parts):
+        return grant
+    return _merged(left) if left else None
+
+
 def _merged(subscriptions: Sequence[Subscription]) -> Grant:
     first = subscriptions[0]
+    selects = any(subscription.selector is not None for subscription in subscriptions)
     bounds = _lowest_bounds([subscription.not_before for subscription in subscriptions])
     return Grant(
         first.subscriber,
@@ -307,7 +328,8 @@ def _merged(subscriptions: Sequence[Subscription]) -> Grant:
         _distinct_ids(subscriptions),
         bounds,
         first.not_before if len(subscriptions) == 1 else bounds and dict(bounds),
-        hasattr(first.subscriber, "deliver_run"),
+        hasattr(first.subscriber, "deliver_run") and not selects,
+        tuple(subscriptions) if selects else None,
     )
 
 

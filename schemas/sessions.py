@@ -54,6 +54,7 @@ class StoredSubscription:
     retain_as_published: bool = False
     retain_handling: int = 0
     subscription_id: int | None = None
+    selector: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +191,7 @@ def state_record(epoch: int, state: SessionState) -> SessionRecord:
         "incarnation": state.incarnation,
         "disconnected_ms": state.disconnected_ms,
         "will_due_ms": state.will_due_ms,
-        "subscriptions": [
-            [each.topic_filter, each.qos, each.no_local, each.retain_as_published, each.retain_handling]
-            + ([each.subscription_id] if each.subscription_id is not None else [])
-            for each in state.subscriptions
-        ],
+        "subscriptions": [_subscription_values(each) for each in state.subscriptions],
         "will": _will_values(state.will) if state.will is not None else None,
     }
     return session_key(state.client_id, epoch, KIND_STATE), orjson.dumps(values), ()
@@ -407,8 +404,18 @@ def _subscription(values: list[Any]) -> StoredSubscription:
         _flag(no_local),
         _flag(retain_as_published),
         _number(retain_handling),
-        _number(rest[0]) if rest else None,
+        _number_or_none(rest[0]) if rest else None,
+        _text(rest[1]) if len(rest) > 1 else "",
     )
+
+
+def _subscription_values(each: StoredSubscription) -> list[Any]:
+    values: list[Any] = [each.topic_filter, each.qos, each.no_local, each.retain_as_published, each.retain_handling]
+    if each.subscription_id is not None or each.selector:
+        values.append(each.subscription_id)
+    if each.selector:
+        values.append(each.selector)
+    return values
 
 
 def _will_values(will: StoredWill) -> dict[str, Any]:

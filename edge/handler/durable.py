@@ -268,6 +268,7 @@ class DurableSession:
                 each.no_local,
                 each.retain_as_published,
                 subscription_id=each.subscription_id,
+                selector=each.selector.expression if each.selector is not None else "",
             )
             for topic_filter in filters
             if (each := table.subscription(topic_filter, self._handler)) is not None

@@ -25,6 +25,7 @@ from edge.handler import exclusive, subscribing
 from edge.handler.durable import DurableSession
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
 from edge.handler.rights import may_receive
+from edge.handler.selecting import selector_for, stored_selector
 from edge.session.publish_headers import record_headers
 from edge.session.resuming import InFlight, Resuming
 from edge.wire import Publish, ReasonCode, Subscribe, Will
@@ -167,10 +168,15 @@ def _grant(handler: EdgeProtocolHandler, opened: Opened) -> None:
     assert handler.principal is not None
     held = {each.topic_filter for each in opened.ordinary}
     of_client = handler.services.rules.auto_subscriptions.of(handler.principal)
-    granted = tuple(each for each in of_client if each.topic_filter not in held)
+    granted = tuple(_with_selector(handler, each) for each in of_client if each.topic_filter not in held)
     opened.granted = frozenset(each.topic_filter for each in granted)
     opened.subscriptions += granted
     opened.ordinary += granted
+
+
+def _with_selector(handler: EdgeProtocolHandler, each: StoredSubscription) -> StoredSubscription:
+    selector = selector_for(handler, each.topic_filter, None)
+    return replace(each, selector=selector.expression) if selector is not None else each
 
 
 async def _begin_granted(handler: EdgeProtocolHandler, opened: Opened) -> None:
@@ -308,7 +314,8 @@ def resume_session(handler: EdgeProtocolHandler, opened: Opened) -> None:
     needed: set[Position] = set()
     for each in opened.ordinary:
         if each.topic_filter in opened.granted:
-            subscribing.put(handler, subscribing.request_of(each), None, opened.moment)
+            selector = selector_for(handler, each.topic_filter, None)
+            subscribing.put(handler, subscribing.request_of(each), None, opened.moment, selector)
             continue
         partitions = services.deliverer.partitions_of(each.topic_filter)
         needed |= partitions
@@ -376,6 +383,7 @@ def _subscription(
         retain_as_published=stored.retain_as_published,
         subscription_id=stored.subscription_id,
         not_before=not_before,
+        selector=stored_selector(handler.services, stored),
     )
 
 

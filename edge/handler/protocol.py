@@ -120,6 +120,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             self._loop.time(),
             services.wall_clock_offset_ms,
         )
+        self.engine.select = services.select
 
     # asyncio.Protocol ------------------------------------------------------------------------------------------------
 
@@ -441,13 +442,13 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     async def handle_subscribe(self, subscribe: Any) -> None:
         """Extension point: SUBSCRIBE; answers SUBACK when the positions are known."""
-        codes = await subscribing.open_subscriptions(self, subscribe)
+        codes, reason = await subscribing.open_subscriptions(self, subscribe)
         if not self.is_open:
             subscribing.remove_all(self)
             return
         if not await self._stored():
             return
-        self.engine.subscribed(subscribe.packet_id, codes, self._loop.time())
+        self.engine.subscribed(subscribe.packet_id, codes, self._loop.time(), reason)
         self._pump()
         if self.retaining is not None:
             self.retaining.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from amqtt.plugins.manager import PluginManager
 
 from bridge.delayed import DelayedMessages
+from bridge.delivery import Delivery
 from bridge.exclusive import ExclusiveFilters
 from bridge.history.feeds import ReplayFeeds
 from bridge.log import Position
@@ -20,7 +22,7 @@ from bridge.publisher import Publisher
 from bridge.retained import RetainedMessages
 from bridge.session_store import SessionStore
 from bridge.shared.shared_subscriptions import SharedSubscriptions
-from bridge.subscriptions import SubscriptionTable
+from bridge.subscriptions import Grant, SubscriptionTable, narrowed
 from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.access.acl import Authorizer
 from edge.access.authentication import Authenticator
@@ -28,6 +30,7 @@ from edge.access.bans import BanList
 from edge.access.enhanced import EnhancedAuthenticator
 from edge.access.limits import ConnectionGate, FailureTracker, FlappingTracker, Limits
 from edge.rules.rules import Rules
+from edge.rules.selectors import Selectors
 from edge.session.connect import Capabilities
 
 if TYPE_CHECKING:
@@ -94,6 +97,7 @@ class EdgeServices:
     counters: Counters = field(default_factory=Counters)
     rules: Rules = field(default_factory=Rules)
     exclusive: ExclusiveFilters | None = None  # None: `$exclusive/` is refused
+    selectors: Selectors = field(default_factory=lambda: Selectors(time.perf_counter))
     delayed: DelayedMessages | None = None  # None: `$delayed/` is refused
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)
@@ -142,6 +146,10 @@ class EdgeServices:
             task = self.loop.create_task(self.shared.forget(share_filter), name="headwater-share-forget")
             self.endings.add(task)
             task.add_done_callback(self.endings.discard)
+
+    def select(self, delivery: Delivery, grant: Grant) -> Grant | None:
+        """What is left of the grant for this message, as its selectors say; None: no subscription takes it."""
+        return narrowed(grant, lambda selector: self.selectors.takes(selector, delivery))
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""

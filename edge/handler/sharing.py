@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bridge.delivery import Delivery, SharedDelivery
 from bridge.log import LogError
 from bridge.subscriptions import Grant
+from edge.rules.selectors import Selector
 from edge.wire import ReasonCode, SubscriptionRequest
 from schemas.sessions import StoredSubscription
 
@@ -31,6 +32,7 @@ class SharedMember:
     def __init__(self, handler: EdgeProtocolHandler) -> None:
         self._handler = handler
         self.filters: dict[str, StoredSubscription] = {}
+        self._selectors: dict[str, Selector] = {}
 
     # ShareMember -----------------------------------------------------------------------------------------------------
 
@@ -53,6 +55,11 @@ class SharedMember:
     def deliver_shared(self, delivery: Delivery, grant: Grant, group: ShareGroup) -> None:
         """A message of one of the groups."""
         handler = self._handler
+        selector = self._selectors.get(group.share_filter)
+        if selector is not None and not handler.services.selectors.takes(selector, delivery):
+            if delivery.qos and grant.qos:
+                group.acknowledged(self, (delivery.kafka_topic, delivery.partition), delivery.offset)
+            return  # done with, for the group: all members have the same selector
         shared = SharedDelivery.of(delivery, group)
         if delivery.qos == grant.qos == 2:
             shared.handover = group.hand_over(self, delivery)
@@ -75,7 +82,9 @@ class SharedMember:
         if self.has_room():
             self._handler.services.shared.wake(self)
 
-    async def subscribe(self, request: SubscriptionRequest, subscription_id: int | None) -> ReasonCode:
+    async def subscribe(
+        self, request: SubscriptionRequest, subscription_id: int | None, selector: Selector | None = None
+    ) -> ReasonCode:
         """Take part; the SUBACK code."""
         return await self._subscribe(
             StoredSubscription(
@@ -83,6 +92,7 @@ class SharedMember:
                 request.qos,
                 retain_as_published=request.retain_as_published,
                 subscription_id=subscription_id,
+                selector=selector.expression if selector is not None else "",
             )
         )
 
@@ -98,6 +108,7 @@ class SharedMember:
     def unsubscribe(self, share_filter: str) -> bool:
         """Whether there was such a subscription."""
         self.filters.pop(share_filter, None)
+        self._selectors.pop(share_filter, None)
         return self._handler.services.shared.unsubscribe(self, share_filter)
 
     def gone(self, *, for_ever: bool) -> None:
@@ -113,6 +124,11 @@ class SharedMember:
         services, share_filter = self._handler.services, subscription.topic_filter
         known = self.filters.get(share_filter)
         self.filters[share_filter] = subscription
+        selector = services.selectors.stored(subscription.selector)
+        if selector is not None:
+            self._selectors[share_filter] = selector
+        else:
+            self._selectors.pop(share_filter, None)
         try:
             async with asyncio.timeout(SUBSCRIBE_TIMEOUT_S):
                 await services.shared.subscribe(

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from bridge.log import Position
 from bridge.subscriptions import Subscription
+from edge.access.acl import underlying_filter
 from edge.handler.exclusive import name_of, strip_exclusive, take
 from edge.handler.replaying import Replays
 from edge.handler.retaining import NOT_AVAILABLE, CaughtUp
+from edge.handler.selecting import asked_selector, differs_from_group, reason_for, selector_for
 from edge.handler.sharing import SharedMember
+from edge.rules.selectors import Selector, SelectorError
 from edge.wire import ReasonCode, Subscribe, SubscriptionRequest, Unsubscribe
 from schemas.errors import TopicError
 from schemas.replay_filter import REPLAY_PREFIX
@@ -20,11 +23,13 @@ from schemas.topics import BESIDE_PREFIXES, EXCLUSIVE_PREFIX, SHARE_PREFIX, chec
 if TYPE_CHECKING:
     from edge.handler.protocol import EdgeProtocolHandler
 
+OTHER_SELECTOR = "other members of the shared subscription have another selector; all need the same"
 POSITIONS_TIMEOUT_S = 10.0  # Kafka has not told the end offsets by then: the client hears of it and may try again
 
 
-async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[ReasonCode, ...]:
-    """Grant or refuse each filter, in order [MQTT5-3.9.3-1] [MQTT311-3.9.3-1]; done when the positions are known.
+async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) -> tuple[tuple[ReasonCode, ...], str]:
+    """Grant or refuse each filter, in order [MQTT5-3.9.3-1] [MQTT311-3.9.3-1]; done when the positions are known. The
+    codes, and a Reason String where they do not say enough.
 
     `Rules.rewrite_subscribe` comes before all: from there on the packet has the filters that count.
 
@@ -37,15 +42,20 @@ async def open_subscriptions(handler: EdgeProtocolHandler, packet: Subscribe) ->
     """
     assert handler.principal is not None
     handler.services.rules.rewrite_subscribe(handler.principal, packet)
+    try:
+        asked = asked_selector(handler, packet)
+    except SelectorError as error:
+        return (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(packet.subscriptions), reason_for(handler, str(error))
     names = [request.topic_filter for request in packet.subscriptions]
     exclusive = strip_exclusive(packet)
     release = handler.services.publisher.hold(_partitions(handler, packet))
     try:
-        codes = await _opened(handler, packet, exclusive)
+        codes = await _opened(handler, packet, exclusive, asked)
     finally:
         release()
     _record(handler, "subscribed", names)
-    return codes
+    is_odd = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR in codes
+    return codes, reason_for(handler, OTHER_SELECTOR) if is_odd else ""
 
 
 def _partitions(handler: EdgeProtocolHandler, packet: Subscribe) -> set[Position]:
@@ -66,13 +76,16 @@ def _is_filter(handler: EdgeProtocolHandler, topic_filter: str) -> bool:
     return True
 
 
-async def _opened(handler: EdgeProtocolHandler, packet: Subscribe, exclusive: frozenset[int]) -> tuple[ReasonCode, ...]:
+async def _opened(
+    handler: EdgeProtocolHandler, packet: Subscribe, exclusive: frozenset[int], asked: Selector | None
+) -> tuple[ReasonCode, ...]:
     codes: list[ReasonCode] = []
     waiters: list[asyncio.Future[None]] = []
     fresh: list[str] = []
     pacer = handler.services.pacer
     moment = await pacer.caught_up(handler, packet) if pacer is not None else NOT_AVAILABLE
     identifiers = packet.properties.subscription_identifiers if packet.properties is not None else ()
+    identifier = identifiers[0] if identifiers else None
     filters_max = handler.services.limits.filters_per_subscribe_max
     for number, request in enumerate(packet.subscriptions):
         refusal = _refusal(handler, request) if number < filters_max else ReasonCode.QUOTA_EXCEEDED
@@ -81,17 +94,21 @@ async def _opened(handler: EdgeProtocolHandler, packet: Subscribe, exclusive: fr
         if refusal is not None:
             codes.append(refusal)
             continue
+        selector = selector_for(handler, underlying_filter(request.topic_filter) or request.topic_filter, asked)
         if request.topic_filter.startswith(SHARE_PREFIX):
             if handler.sharing is None:
                 handler.sharing = SharedMember(handler)
-            codes.append(await handler.sharing.subscribe(request, identifiers[0] if identifiers else None))
+            if differs_from_group(handler, request.topic_filter, selector):
+                codes.append(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
+                continue
+            codes.append(await handler.sharing.subscribe(request, identifier, selector))
             continue
         if request.topic_filter.startswith(REPLAY_PREFIX):
-            codes.append(await _replay(handler, request, identifiers[0] if identifiers else None))
+            codes.append(await _replay(handler, request, identifier, selector))
             continue
         if number not in exclusive and handler.exclusive is not None:
             handler.exclusive.drop(request.topic_filter)  # where it was: the same filter, and others may have it again
-        waiter = _add(handler, request, identifiers[0] if identifiers else None, fresh, moment)
+        waiter = _add(handler, request, identifier, fresh, moment, selector)
         if waiter is not None:
             waiters.append(waiter)
         codes.append(ReasonCode(min(request.qos, handler.services.capabilities.qos_max)))
@@ -190,7 +207,9 @@ def _refusal(handler: EdgeProtocolHandler, request: SubscriptionRequest) -> Reas
     return None
 
 
-async def _replay(handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None) -> ReasonCode:
+async def _replay(
+    handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, selector: Selector | None
+) -> ReasonCode:
     if handler.replaying is None:
         handler.replaying = Replays(handler)
     return await handler.replaying.subscribe(
@@ -200,6 +219,7 @@ async def _replay(handler: EdgeProtocolHandler, request: SubscriptionRequest, id
             request.no_local,
             request.retain_as_published,
             subscription_id=identifier,
+            selector=selector.expression if selector is not None else "",
         )
     )
 
@@ -210,10 +230,11 @@ def _add(
     identifier: int | None,
     fresh: list[str],
     moment: CaughtUp,
+    selector: Selector | None,
 ) -> asyncio.Future[None] | None:
     """Put it into force, and have the node read what it can match."""
     topic_filter = request.topic_filter
-    if put(handler, request, identifier, moment):  # the flow goes on [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
+    if put(handler, request, identifier, moment, selector):  # the flow goes on [MQTT5-3.8.4-3] [MQTT311-3.8.4-3]
         return None
     fresh.append(topic_filter)
     waiter = handler.services.deliverer.add_filter(topic_filter)
@@ -222,7 +243,13 @@ def _add(
     return waiter
 
 
-def put(handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: int | None, moment: CaughtUp) -> bool:
+def put(
+    handler: EdgeProtocolHandler,
+    request: SubscriptionRequest,
+    identifier: int | None,
+    moment: CaughtUp,
+    selector: Selector | None,
+) -> bool:
     """The subscription matches from here on, and is due what is retained; whether it replaces one."""
     services = handler.services
     topic_filter = request.topic_filter
@@ -239,6 +266,7 @@ def put(handler: EdgeProtocolHandler, request: SubscriptionRequest, identifier: 
         retain_as_published=request.retain_as_published,
         subscription_id=identifier,
         not_before=held.not_before if held is not None else starts,  # the log may be read again from before it
+        selector=selector,
     )
     services.table.add(subscription)
     if services.pacer is not None:

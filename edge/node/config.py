@@ -17,6 +17,7 @@ from edge.rules.auto_subscriptions import load_auto_subscriptions
 from edge.rules.payload_schemas import load_payload_schemas
 from edge.rules.rewrite import load_rewrites
 from edge.rules.rules import Rules
+from edge.rules.selectors import PAYLOAD_BYTES_MAX, load_selectors
 from schemas.errors import ConfigurationError
 from schemas.routes import DEFAULT_ROUTES, Route, load_routes
 
@@ -206,6 +207,8 @@ class EdgeConfig(_Table):
     rewrite: tuple[dict[str, Any], ...] = ()
     auto_subscriptions: tuple[dict[str, Any], ...] = ()
     exclusive_subscriptions: bool = True
+    selectors: tuple[dict[str, Any], ...] = ()
+    selector_payload_bytes_max: int = Field(default=PAYLOAD_BYTES_MAX, ge=0)
     delayed: DelayedConfig = DelayedConfig()
     reuse_port: bool = False
     drain_clients_per_s: float = Field(default=100.0, gt=0)
@@ -246,11 +249,12 @@ class EdgeConfig(_Table):
         return load_routes(list(self.routes)) if self.routes else DEFAULT_ROUTES
 
     def effective_rules(self) -> Rules:
-        """Rewrites, auto-subscriptions, payload schemas; raises ConfigurationError."""
+        """Rewrites, auto-subscriptions, payload schemas, selectors; raises ConfigurationError."""
         return Rules(
             load_rewrites(self.rewrite),
             load_auto_subscriptions(self.auto_subscriptions),
             payload_schemas=load_payload_schemas(self.effective_routes()),
+            selectors=load_selectors(self.selectors),
         )
 
 

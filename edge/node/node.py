@@ -44,6 +44,7 @@ from edge.node.http import start_http
 from edge.node.http_api import StateApi
 from edge.node.listeners import Listener, address_text, bound_address, open_listener
 from edge.node.statistics import node_statistics
+from edge.rules.selectors import Selectors
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
 from schemas.catalogue import CONTROL, DAY_MS, MESSAGE_RETENTION_MS
@@ -341,6 +342,7 @@ class EdgeNode:
             ready=self.is_ready,
             server_reference=self._server_reference,
             rules=config.effective_rules(),
+            selectors=Selectors(time.perf_counter, config.selector_payload_bytes_max),
         )
 
     def _build_ways_out(

@@ -8,6 +8,7 @@ from edge.access.principal import Principal
 from edge.rules.auto_subscriptions import AutoSubscriptions
 from edge.rules.payload_schemas import PayloadSchemas
 from edge.rules.rewrite import Rewrites
+from edge.rules.selectors import SelectorRule
 from edge.wire import Subscribe, Unsubscribe
 
 
@@ -18,6 +19,7 @@ class Rules:
     rewrites: Rewrites = field(default_factory=Rewrites)
     auto_subscriptions: AutoSubscriptions = field(default_factory=AutoSubscriptions)
     payload_schemas: PayloadSchemas = field(default_factory=PayloadSchemas)
+    selectors: tuple[SelectorRule, ...] = ()
 
     def rewrite_subscribe(self, principal: Principal, packet: Subscribe) -> None:
         """Put the filters that count into the packet."""

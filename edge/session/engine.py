@@ -64,6 +64,7 @@ from edge.wire import (
     encode_within,
 )
 
+Select = Callable[[Delivery, Grant], Grant | None]
 _PINGRESP = encode(Pingresp(), 4)
 _HELD_MAX = 64  # packets that wait behind a CONNECT or a SUBSCRIBE before reading pauses; one read brings about as many
 _SHORT_PACKET_BYTES = 16_387  # what the short ways take at most: a Remaining Length of two bytes
@@ -103,6 +104,7 @@ class SessionEngine:
         "protocol_version",
         "reason",
         "resolve",
+        "select",
         "session_expiry_s",
         "state",
         "wall_offset_ms",
@@ -121,6 +123,7 @@ class SessionEngine:
         self.limits = limits
         self.capabilities = capabilities
         self.resolve = resolve
+        self.select: Select = _whole  # what is left of a grant for a message
         self._new_client_id = new_client_id
         self.wall_offset_ms = wall_offset_ms
         self._framer = Framer(limits.connect_packet_bytes_max)
@@ -326,11 +329,12 @@ class SessionEngine:
         if self.outgoing is not None and self.state is ConnectionState.CONNECTED:
             self.outgoing.release_stored(packet_id)
 
-    def subscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float) -> None:
-        """The positions are known: SUBACK, so that nothing published from here on is missed."""
+    def subscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float, reason: str = "") -> None:
+        """The positions are known: SUBACK, so that nothing published from here on is missed. `reason`: what a code of
+        refusal means, for a client that wants to know."""
         if self.state is not ConnectionState.CONNECTED:
             return
-        self.send(Suback(packet_id, reason_codes))
+        self.send(Suback(packet_id, reason_codes, Properties(reason_string=reason) if reason else None))
         self._release_held(now)
 
     def unsubscribed(self, packet_id: int, reason_codes: tuple[ReasonCode, ...], now: float) -> None:
@@ -345,8 +349,11 @@ class SessionEngine:
         outgoing = self.outgoing
         if outgoing is None or self.state is not ConnectionState.CONNECTED:
             return
-        if grant.no_local and delivery.client_id == self.client_id:  # [MQTT5-3.8.3-3]
-            return
+        if grant.is_conditional:
+            selected = self.select(delivery, grant)
+            if selected is None or (selected.no_local and delivery.client_id == self.client_id):  # [MQTT5-3.8.3-3]
+                return
+            grant = selected
         outgoing.deliver(delivery, grant, self.wall_ms(now) if delivery.expiry_s is not None else 0)
         if outgoing.overflowed:
             outgoing.overflowed = False
@@ -650,6 +657,10 @@ class SessionEngine:
         if encoded is not None:
             self.out.append(encoded)
         return encoded is not None
+
+
+def _whole(delivery: Delivery, grant: Grant) -> Grant | None:
+    return grant
 
 
 def _nowhere(raw: bytes) -> ReasonCode:

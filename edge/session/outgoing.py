@@ -124,7 +124,9 @@ class Outgoing:
         Nothing waits, the window and the socket have room, the client takes packets of any size, the message does not
         expire, and nobody minds who sent it. Both ways send the same bytes.
         """
-        if not (self.writable and self._is_plain) or self._queue or grant.no_local or delivery.expiry_s is not None:
+        if not (self.writable and self._is_plain) or self._queue:
+            return False
+        if grant.is_conditional or delivery.expiry_s is not None:
             return False
         qos = delivery.qos if delivery.qos < grant.qos else grant.qos
         inflight = self.inflight
