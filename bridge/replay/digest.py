@@ -39,7 +39,7 @@ class Digests:
 
     def __init__(self, *, hashing: bool) -> None:
         self._hashing = hashing
-        self._heads: dict[tuple[bytes | None, bytes | None], bytes] = {}
+        self._heads: dict[tuple[tuple[str, bytes | None], ...], bytes] = {}
         self.partitions: dict[Position, PartitionDigest] = {}
 
     def add(self, items: Sequence[Item]) -> None:
@@ -105,14 +105,12 @@ class Digests:
         return pieces
 
     def _head(self, headers: Headers) -> bytes:
-        if len(headers) != 2 or headers[0][0] != "mqtt.topic" or headers[1][0] != "mqtt.client_id":
-            return _encode_headers(headers)
-        values = (headers[0][1], headers[1][1])
-        head = self._heads.get(values)
+        shape = tuple(headers)
+        head = self._heads.get(shape)
         if head is None:
             if len(self._heads) >= _HEADS_MAX:
                 self._heads.clear()
-            head = self._heads[values] = _encode_headers(headers)
+            head = self._heads[shape] = _encode_headers(headers)
         return head
 
 

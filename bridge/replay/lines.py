@@ -27,7 +27,6 @@ from schemas.records import (
     HEADER_CLIENT_ID,
     HEADER_QOS,
     HEADER_RETAIN,
-    HEADER_TOPIC,
 )
 
 _MIDDLES_MAX = 50_000  # what is the same for all records of a device and Topic Name is encoded once
@@ -51,23 +50,19 @@ class LineEncoder:
     """Encodes many records; each line ends in a line feed."""
 
     def __init__(self) -> None:
-        self._middles: dict[tuple[Position, bytes | None, bytes | None, bytes | None], bytes] = {}
+        self._middles: dict[tuple[Position, bytes | None, tuple[tuple[str, bytes | None], ...]], bytes] = {}
 
     def encode(self, items: Sequence[Item]) -> bytes:
         """The lines of these records."""
         lines: list[bytes] = []
         middles = self._middles
         for _, position, record, name in items:
-            headers, key = record.headers, record.key
-            if len(headers) == 2 and headers[1][0] == HEADER_CLIENT_ID and headers[0][0] == HEADER_TOPIC:
-                shape = (position, headers[0][1], headers[1][1], key)
-                middle = middles.get(shape)
-                if middle is None:
-                    if len(middles) >= _MIDDLES_MAX:
-                        middles.clear()
-                    middle = middles[shape] = _middle(position, name, key, headers)
-            else:
-                middle = _middle(position, name, key, headers)
+            shape = (position, record.key, tuple(record.headers))
+            middle = middles.get(shape)
+            if middle is None:
+                if len(middles) >= _MIDDLES_MAX:
+                    middles.clear()
+                middle = middles[shape] = _middle(position, name, record.key, record.headers)
             value = record.value
             try:
                 payload = _dumps(None if value is None else value.decode())
