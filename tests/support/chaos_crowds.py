@@ -24,22 +24,22 @@ SLOW_P99_RATIO = 1.2
 SLOW_MEMORY_KB = 64 * 1024
 MESSAGES_PER_S = 20
 SLOW_BYTES = 60_000  # QoS 0, to the slow reader alone: 1.2 MB/s, so that what the kernel holds for it is soon full
-BEFORE_S, SLOW_S = 8, 15
+BEFORE_S, SLOW_S = 6, 12
 
 PASSING = 27  # members that come and go; with the three that stay the group has 30
 CHURN_EVERY_S = 5
-CHURN_ROUNDS = 5
+CHURN_ROUNDS = 4
 CHURNED = 6
 
 USER, PASSWORD = "device", "right"
 SILENT, SILENT_PER_ADDRESS = 1_000, 10
 WRONG_PER_S, WRONG_ADDRESSES = 500, 250
-STRANGERS_S = 20
+STRANGERS_S = 15
 CONNECTS_WITHIN_S = 12.0  # a silent stranger gives its place free after 10 s
 
 
 async def slow_reader(context: Context) -> None:
-    """50 subscribers of one edge; one stops reading for 15 s, with more on its way to it than the kernel holds."""
+    """50 subscribers of one edge; one stops reading for 12 s, with more on its way to it than the kernel holds."""
     load, edge = context.load, context.site.edges[1]
     readers = [load.guest(f"r{number}", 1, keep_alive_s=60) for number in range(READERS)]
     for reader in readers:

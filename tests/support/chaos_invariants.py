@@ -74,7 +74,7 @@ def _acknowledged_twice(run: Run, copies: Mapping[bytes, int]) -> list[str]:
             is_broken = connection.end != "disconnect" and (
                 connection.ended_at is None or connection.ended_at - before.acknowledged_at < STORED_WITHIN_S
             )
-            if not is_broken and not near_fault(run, after.at):
+            if not is_broken and not near_fault(run, before.at) and not near_fault(run, after.at):
                 wrong.append(f"{payload!r} came to {client} at {before.at:.3f} and again at {after.at:.3f}")
     return wrong
 

@@ -33,7 +33,7 @@ HALF_OPEN_S = 1.5 * KEEP_ALIVE_S + 5.0
 
 
 async def nothing(context: Context) -> None:
-    await asyncio.sleep(20)
+    await asyncio.sleep(12)
 
 
 async def kill_edges(context: Context) -> None:
@@ -158,7 +158,7 @@ async def latency(context: Context) -> None:
     async with context.site.fault("latency", "all"):
         for edge in context.site.edges:
             edge.to_kafka.set(latency_s=(0.05, 0.25))
-        await asyncio.sleep(25)
+        await asyncio.sleep(16)
         ended = time.time() - EPOCH_S
         for edge in context.site.edges:
             edge.to_kafka.set()
@@ -175,7 +175,7 @@ async def latency(context: Context) -> None:
 
 
 async def reset_clients(context: Context) -> None:
-    for number in range(6):
+    for number in range(4):
         edge = context.site.edges[number % len(context.site.edges)]
         async with context.site.fault("clients reset", edge.node_id):
             edge.to_clients.reset_all()
@@ -241,7 +241,7 @@ async def _rolled(context: Context, edge: ChaosEdge) -> None:
 
 
 async def storm(context: Context) -> None:
-    for _ in range(10):
+    for _ in range(7):
         await storm_once(context)
         await asyncio.sleep(2)
 
