@@ -6,7 +6,8 @@ HeadwaterError
     ├── PysparkMissing         the `spark` extra is not installed
     ├── JarsUnavailable        the Kafka connector cannot be had
     ├── KafkaUnusable          Kafka does not answer, or lacks a Kafka topic
-    └── CheckpointMismatch     the checkpoint belongs to a job of another shape
+    ├── CheckpointMismatch     the checkpoint belongs to a job of another shape
+    └── RecordsLost            Kafka has deleted what the job has not read
 """
 
 from __future__ import annotations
@@ -36,3 +37,7 @@ class KafkaUnusable(SparkJobError):  # noqa: N818 (names a state, as KeyboardInt
 
 class CheckpointMismatch(SparkJobError):  # noqa: N818 (names a state, as KeyboardInterrupt)
     """The checkpoint belongs to a job of another shape."""
+
+
+class RecordsLost(SparkJobError):  # noqa: N818 (names a state, as KeyboardInterrupt)
+    """Kafka has deleted what the job has not read."""

@@ -35,8 +35,9 @@ def check_fingerprint(checkpoint: Path, shape: Mapping[str, str | int]) -> None:
     if changed:
         raise CheckpointMismatch(
             f"the checkpoint {checkpoint} belongs to a job of another shape: {'; '.join(changed)}. Go back to the old "
-            "settings, or start with a new --checkpoint folder (and --from earliest to count the kept records again; "
-            "results of windows that were counted before keep their ids)"
+            f"settings, or start with a new --checkpoint folder and --from checkpoint:{checkpoint}, which goes on "
+            "after the last record that was read (its state starts empty); --from -1h or earliest counts kept records "
+            "again, and results of windows that were counted before keep their ids"
         )
 
 

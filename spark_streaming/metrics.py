@@ -29,7 +29,7 @@ class JobMetrics:
             for field, name, text in (
                 ("rows", "records_in", "records read"),
                 ("rows_out", "records_out", "records written, where the sink says"),
-                ("late_rows_dropped", "late_rows", "rows that came after the watermark and were not counted"),
+                ("late", "late_rows", "rows that came after the watermark and were not counted"),
             )
         }
         self._batches = Counter(_PREFIX + "batches", "batches finished", labels, registry=self.registry)

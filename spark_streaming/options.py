@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.sources.kafka import KafkaSettings
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+CHECKPOINT_START = "checkpoint:"
 REALTIME_MIN_S = 5.0  # Spark refuses shorter real-time batches
 _TRIGGER_HELP = "write realtime:5m, micro:5s or available-now"
 _INTERVALS = {"realtime": "5m", "micro": "5s"}  # of a kind alone
@@ -90,8 +92,9 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, trigger: str = "rea
     parser.add_argument(
         "--from",
         dest="starting",
-        choices=("latest", "earliest"),
-        help="where a new checkpoint starts (default latest; earliest for available-now)",
+        metavar="WHERE",
+        help="where a new checkpoint starts: latest, earliest, -1h, 2026-06-01T12:00:00Z, or checkpoint:DIR "
+        "(default latest; earliest for available-now)",
     )
     parser.add_argument("--accept-data-loss", action="store_true", help="go on where Kafka has deleted unread records")
     parser.add_argument("--shuffle-partitions", type=int, default=2, metavar="N", help="fixed for a checkpoint's life")
@@ -110,7 +113,18 @@ def parse_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", type=Path)
     path = finder.parse_known_args(arguments)[0].config
-    return parser.parse_args([*(() if path is None else _config_arguments(path)), *arguments])
+    return parser.parse_args([*(() if path is None else _config_arguments(path)), *_start_joined(arguments)])
+
+
+def _start_joined(arguments: Sequence[str]) -> list[str]:
+    """`--from -1h` as `--from=-1h`: argparse takes a value with a dash for an option."""
+    found: list[str] = []
+    for argument in arguments:
+        if found and found[-1] == "--from":
+            found[-1] = f"--from={argument}"
+        else:
+            found.append(argument)
+    return found
 
 
 def _config_arguments(path: Path) -> list[str]:
@@ -148,7 +162,7 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         routes=read_routes(arguments.routes),
         checkpoint=(arguments.checkpoint or data_folder / "spark" / job).absolute(),
         trigger=trigger,
-        starting_offsets=arguments.starting or ("earliest" if backfill else "latest"),
+        starting_offsets=parse_start(arguments.starting or ("earliest" if backfill else "latest")),
         accept_data_loss=arguments.accept_data_loss,
         shuffle_partitions=arguments.shuffle_partitions,
         state_store=arguments.state,
@@ -158,6 +172,26 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         metrics_port=arguments.metrics_port,
         events=arguments.events,
     )
+
+
+def parse_start(text: str) -> str:
+    """The text itself when it is a place to start from. Raises ConfigurationError."""
+    if text in ("latest", "earliest") or text.startswith(CHECKPOINT_START) or start_time_ms(text, 0) is not None:
+        return text
+    raise ConfigurationError(
+        f"--from: {text!r} is none; write latest, earliest, -1h, 2026-06-01T12:00:00Z or {CHECKPOINT_START}FOLDER"
+    )
+
+
+def start_time_ms(text: str, now_ms: int) -> int | None:
+    """`-1h` before now, or an ISO time (UTC when it does not say); None when it is neither."""
+    try:
+        if text.startswith("-"):
+            return now_ms - round(parse_duration(text[1:], "--from").seconds * 1000)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, ConfigurationError):
+        return None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def check_addresses(text: str) -> None:

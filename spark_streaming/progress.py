@@ -89,7 +89,7 @@ def progress_line(progress: dict[str, Any]) -> dict[str, Any]:
         "watermark_delay_s": _seconds_between(watermark, progress.get("timestamp")),
         "state_rows": sum(state.get("numRowsTotal") or 0 for state in states),
         "state_bytes": sum(state.get("memoryUsedBytes") or 0 for state in states),
-        "late_rows_dropped": sum(state.get("numRowsDroppedByWatermark") or 0 for state in states),
+        "late": sum(state.get("numRowsDroppedByWatermark") or 0 for state in states),
     }
 
 

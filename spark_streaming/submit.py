@@ -7,6 +7,7 @@ SIGTERM or SIGINT stops the job gracefully; a second one, or 30 s without succes
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from schemas.errors import ConfigurationError, HeadwaterError
+from spark_streaming.checkpoint import describe
 from spark_streaming.connector import pyspark_version, resolve
 from spark_streaming.control import CONTROL_VARIABLE, STOP_GRACE_S, ControlServer
 from spark_streaming.java import Java, find_java
@@ -105,10 +107,19 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(f"{name:<14} {text}" for name, text in descriptions().items()))
         return 0
     try:
+        if arguments[0] == "--checkpoint-info":
+            return _print_checkpoint(arguments[1:])
         return run(arguments[0], arguments[1:])
     except HeadwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _print_checkpoint(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigurationError("name one checkpoint folder: headwater spark checkpoint DIR")
+    print(json.dumps(describe(Path(arguments[0]).absolute()), indent=2))
+    return 0
 
 
 def _wait(child: subprocess.Popen[bytes], control: ControlServer) -> int:

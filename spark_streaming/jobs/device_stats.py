@@ -33,10 +33,12 @@ from spark_streaming.sinks.kafka import kafka_writer
 from spark_streaming.sources.kafka import input_kafka_topics, message_records
 from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
 from spark_streaming.transforms.results import dead_letters, stats_records
-from spark_streaming.transforms.windows import device_windows
+from spark_streaming.transforms.windows import Windows, device_windows, with_heartbeat, without_heartbeat
 
 JOB = "device_stats"
-SHAPE_VERSION = 1  # raise it when the aggregate's keys or columns change
+SHAPE_VERSION = 2  # raise it when the aggregate's keys or columns change
+
+WINDOWS_PER_READING_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,20 @@ class Options:
 
     common: CommonOptions
     rules: ReadingRules
-    window: Duration
-    watermark: Duration
+    windows: Windows
     final: bool
+    idle_after: Duration | None
     dead_letter_every: Duration
 
 
 def argument_parser() -> argparse.ArgumentParser:
     parser = job_parser(JOB, __doc__)
+    parser.add_argument("--window", default="10s", metavar="DURATION", help="length of the windows (default 10s)")
     parser.add_argument(
-        "--window", default="10s", metavar="DURATION", help="length of the tumbling windows (default 10s)"
+        "--slide", metavar="DURATION", help="a window starts so often, and they overlap (default: tumbling windows)"
+    )
+    parser.add_argument(
+        "--percentiles", default="50,95,99", metavar="LIST", help="whole numbers, or none (default 50,95,99)"
     )
     parser.add_argument("--watermark", default="10s", metavar="DURATION", help="how late a row may come (default 10s)")
     parser.add_argument(
@@ -62,6 +68,11 @@ def argument_parser() -> argparse.ArgumentParser:
         choices=("early", "final"),
         default="early",
         help="each update of a window, or each window once when it is over (not in real-time mode)",
+    )
+    parser.add_argument(
+        "--idle-after",
+        metavar="DURATION",
+        help="with --emit final: when no device sends, windows end by the clock, so much after it (default: they wait)",
     )
     add_reading_arguments(parser)
     parser.add_argument(
@@ -89,6 +100,11 @@ def read_options(arguments: Sequence[str]) -> Options:
         raise ConfigurationError(
             "--emit final: real-time mode writes every update; add --trigger micro:5s, or leave it out"
         )
+    idle_after = parse_duration(found.idle_after, "--idle-after") if found.idle_after else None
+    if idle_after is not None and (found.emit != "final" or common.trigger.interval is None):
+        raise ConfigurationError(
+            "--idle-after: only windows that are sent once wait; add --emit final --trigger micro:5s"
+        )
     rules = ReadingRules(
         routes=common.routes,
         topic_filters=topic_filters(found),
@@ -101,9 +117,9 @@ def read_options(arguments: Sequence[str]) -> Options:
     return Options(
         common=common,
         rules=rules,
-        window=parse_duration(found.window, "--window"),
-        watermark=parse_duration(found.watermark, "--watermark", positive=False),
+        windows=_windows(found),
         final=found.emit == "final",
+        idle_after=idle_after,
         dead_letter_every=parse_duration(found.dead_letter_every, "--dead-letter-every"),
     )
 
@@ -116,8 +132,10 @@ def stateful_shape(options: Options) -> dict[str, str | int]:
         "shape": SHAPE_VERSION,
         "mode": "realtime" if common.trigger.is_realtime else "micro-batch",
         "emit": "final" if options.final else "early",
-        "window": options.window.label,
-        "watermark": options.watermark.label,
+        "window": options.windows.label,
+        "watermark": options.windows.watermark.label,
+        "percentiles": ",".join(options.windows.percentile_columns),
+        "idle_after": options.idle_after.label if options.idle_after else "never",
         "shuffle_partitions": common.shuffle_partitions,
         "state": common.state_store,
     }
@@ -136,10 +154,14 @@ def writers(session: SparkSession, options: Options, starting_offsets: str) -> l
         accept_data_loss=common.accept_data_loss,
     )
     records = parsed(source, options.rules)
-    stats = device_windows(readings(records, options.rules), options.window, options.watermark)
+    found = readings(records, options.rules)
+    if options.idle_after is None:
+        stats = device_windows(found, options.windows)
+    else:
+        stats = without_heartbeat(device_windows(with_heartbeat(found, options.idle_after), options.windows))
     output_mode = "append" if options.final else "update"
     side = common.trigger if common.trigger.interval is None else Trigger("micro", options.dead_letter_every)
-    rows = stats_records(stats, options.window, final=options.final)
+    rows = stats_records(stats, options.windows, final=options.final)
     letters = dead_letters(faulty(records))
     return [
         kafka_writer(rows, common.kafka, PRIMARY_QUERY, common.checkpoint / PRIMARY_QUERY, output_mode, common.trigger),
@@ -159,6 +181,25 @@ def main(arguments: Sequence[str]) -> int:
         writers=lambda session, starting_offsets: writers(session, options, starting_offsets),
     )
     return run_job(job)
+
+
+def _windows(found: argparse.Namespace) -> Windows:
+    length = parse_duration(found.window, "--window")
+    slide = parse_duration(found.slide, "--slide") if found.slide else None
+    if slide is not None and not slide.seconds <= length.seconds <= WINDOWS_PER_READING_MAX * slide.seconds:
+        raise ConfigurationError(
+            f"--slide {found.slide}: give at most --window {found.window} and at least 1/{WINDOWS_PER_READING_MAX} of "
+            "it: every reading is counted in each window that it lies in"
+        )
+    texts = [] if found.percentiles in ("", "none") else found.percentiles.split(",")
+    if not all(text.strip().isdecimal() and 0 < int(text) < 100 for text in texts):
+        raise ConfigurationError(f"--percentiles: {found.percentiles!r} is none; write for example 50,95,99 or none")
+    return Windows(
+        length=length,
+        watermark=parse_duration(found.watermark, "--watermark", positive=False),
+        slide=None if slide == length else slide,
+        percentiles=tuple(sorted({int(text) for text in texts})),
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,26 @@ def end_offsets(kafka: KafkaSettings, inputs: Sequence[str], outputs: Sequence[s
                 f"Kafka at {kafka.bootstrap_servers} has no {', '.join(missing)}: create them with "
                 "`headwater topics apply`, or name your routes with --routes"
             )
-        return {name: _end_offsets_of(jvm_gateway(), admin, name) for name in inputs}
+        latest = jvm_gateway().org.apache.kafka.clients.admin.OffsetSpec.latest()
+        return {name: _offsets_of(admin, name, latest) for name in inputs}
+
+
+def beginning_offsets(kafka: KafkaSettings, inputs: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The oldest record that there is in each partition. Raises KafkaUnusable."""
+    with kafka_admin(kafka) as admin:
+        earliest = jvm_gateway().org.apache.kafka.clients.admin.OffsetSpec.earliest()
+        return {name: _offsets_of(admin, name, earliest) for name in inputs}
+
+
+def offsets_at(kafka: KafkaSettings, ends: Mapping[str, Mapping[str, int]], at_ms: int) -> dict[str, dict[str, int]]:
+    """The first record of each partition that Kafka took at that time or later, else its end. Raises KafkaUnusable."""
+    with kafka_admin(kafka) as admin:
+        at = jvm_gateway().org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(at_ms)
+        found = {name: _offsets_of(admin, name, at) for name in ends}
+    return {
+        name: {partition: offset if offset >= 0 else ends[name][partition] for partition, offset in partitions.items()}
+        for name, partitions in found.items()
+    }
 
 
 def existing_kafka_topics(kafka: KafkaSettings) -> frozenset[str]:
@@ -110,20 +129,20 @@ def kafka_admin(kafka: KafkaSettings) -> Iterator[Any]:
             admin.close(jvm.java.time.Duration.ofSeconds(1))
 
 
-def _end_offsets_of(jvm: Any, admin: Any, kafka_topic: str) -> dict[str, int]:
+def _offsets_of(admin: Any, kafka_topic: str, spec: Any) -> dict[str, int]:
+    jvm = jvm_gateway()
     names = jvm.java.util.ArrayList()
     names.add(kafka_topic)
     described = admin.describeTopics(names).allTopicNames().get()
     wanted = jvm.java.util.HashMap()
-    latest = jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
     partitions = [
         jvm.org.apache.kafka.common.TopicPartition(kafka_topic, one.partition())
         for one in described.get(kafka_topic).partitions()
     ]
     for partition in partitions:
-        wanted.put(partition, latest)
-    ends = admin.listOffsets(wanted).all().get()
-    return {str(one.partition()): int(ends.get(one).offset()) for one in partitions}
+        wanted.put(partition, spec)
+    offsets = admin.listOffsets(wanted).all().get()
+    return {str(one.partition()): int(offsets.get(one).offset()) for one in partitions}
 
 
 def jvm_gateway() -> Any:

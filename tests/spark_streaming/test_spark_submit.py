@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import json
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.errors import ConfigurationError
+from schemas.events import Event
 from schemas.routes import Route
 from spark_streaming import connector
+from spark_streaming.checkpoint import Standing, lost_records, next_records, positions_of, standings, words_for_loss
 from spark_streaming.control import ControlServer, watch_control
 from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.errors import CheckpointMismatch, JarsUnavailable, JavaUnusable
+from spark_streaming.events import EventWriter
 from spark_streaming.fingerprint import check_fingerprint, kept_start
 from spark_streaming.java import Java, find_java
 from spark_streaming.jobs.device_stats import read_options, stateful_shape
+from spark_streaming.metrics import JobMetrics
+from spark_streaming.options import start_time_ms
 from spark_streaming.progress import progress_line
+from spark_streaming.registry import descriptions, job_file, job_names
 from spark_streaming.runner import explain
 from spark_streaming.session import slots_needed
-from spark_streaming.sources.kafka import input_kafka_topics
+from spark_streaming.sources.kafka import KafkaSettings, input_kafka_topics
 from spark_streaming.submit import main, spark_call
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -53,6 +62,12 @@ def test_durations() -> None:
         (["--routes", "absent.toml"], "--routes"),
         (["--kafka-properties", "absent"], "--kafka-properties"),
         (["--watermark", "soon"], "--watermark"),
+        (["--slide", "11s"], "--slide"),
+        (["--window", "1h", "--slide", "1s"], "1/60"),
+        (["--percentiles", "50,100"], "50,95,99"),
+        (["--idle-after", "1m"], "--emit final"),
+        (["--metrics-port", "70000"], "--metrics-port"),
+        (["--kafka", "nowhere"], "host:port"),
     ],
 )
 def test_wrong_options_say_what_to_write(arguments: list[str], says: str) -> None:
@@ -95,6 +110,139 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     assert kept_start(tmp_path, '{"a":{"0":5}}') == kept_start(tmp_path, '{"a":{"0":9}}') == '{"a":{"0":5}}'
 
 
+def checkpoint_of(folder: Path, query: str, *batches: dict[str, dict[str, int]]) -> None:
+    for number, positions in enumerate(batches):
+        for kind, text in (
+            ("offsets", ["v1", '{"batchWatermarkMs":5,"conf":{}}', json.dumps(positions)]),
+            ("commits", ["v1"]),
+        ):
+            file = folder / query / kind / str(number)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("\n".join(text))
+
+
+def test_where_a_checkpoint_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert next_records(tmp_path) == {}
+    checkpoint_of(tmp_path, "results", {"a": {"0": 3}}, {"a": {"0": 9, "1": 4}})
+    checkpoint_of(tmp_path, "dead_letters", {"a": {"0": 7, "1": 6}})
+    (tmp_path / "results" / "commits" / "1").unlink()  # planned, not done
+    (tmp_path / "results" / "commits" / ".1.crc").touch()
+    assert standings(tmp_path)[1] == Standing("results", 0, {"a": {"0": 3}}, 5)
+    assert next_records(tmp_path) == {"a": {"0": 3, "1": 6}}
+    assert main(["--checkpoint-info", str(tmp_path)]) == 2
+    check_fingerprint(tmp_path, {"job": "x"})
+    assert main(["--checkpoint-info", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["go_on"].endswith(f"--from checkpoint:{tmp_path}")
+    with pytest.raises(ConfigurationError, match="no checkpoint of a job"):
+        positions_of(tmp_path / "absent")
+
+
+def test_what_was_lost_is_counted() -> None:
+    positions, ends = {"a": {"0": 3, "1": 6, "2": 9}, "gone": {"0": 1}}, {"a": {"0": 20, "1": 5, "2": 10}}
+    assert lost_records(positions, {"a": {"0": 8, "1": 0, "2": 0}}, ends) == [
+        "a-0: 5 records, 3 to 7",
+        "a-1: made anew, it ends at 5 and 6 was the next",
+    ]
+    assert words_for_loss(["x"] * 20).endswith("and 8 more partitions")
+
+
+def test_where_to_start() -> None:
+    assert start_time_ms("-1h", 10_000_000) == 6_400_000
+    assert start_time_ms("1970-01-01T00:00:01", 0) == start_time_ms("1970-01-01T01:00:01+01:00", 0) == 1000
+    assert read_options(["--from", "-5m"]).common.starting_offsets == "-5m"
+    with pytest.raises(ConfigurationError, match="--from: 'yesterday'"):
+        read_options(["--from", "yesterday"])
+
+
+def test_options_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('window = "1m"\ntopic_filter = ["a/#", "b/#"]\nprogress = true\nevents = false\n')
+    with pytest.raises(SystemExit):  # there is --no-events
+        read_options(["--config", str(file), "--events"])
+    found = read_options(["--config", str(file), "--window", "20s"])
+    assert (found.windows.length, found.rules.topic_filters, found.common.progress) == (
+        Duration(20, "s"),
+        ("a/#", "b/#"),
+        True,
+    )
+    file.write_text("window = {a = 1}\n")
+    with pytest.raises(ConfigurationError, match=r"window in .* is no text"):
+        read_options(["--config", str(file)])
+    file.write_text("window\n")
+    with pytest.raises(ConfigurationError, match="no valid TOML"):
+        read_options(["--config", str(file)])
+
+
+def test_a_job_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"device_stats", "anomaly"} <= set(job_names())
+    assert all(text.endswith(".") for text in descriptions().values())
+    own = tmp_path / "my_job.py"
+    own.write_text("def read_options(arguments):\n    raise SystemExit(7)\n")
+    assert job_file(str(own)) == own
+    with pytest.raises(SystemExit, match="7"):
+        main([str(own)])
+    assert main(["--list"]) == 0
+    assert "anomaly" in capsys.readouterr().out
+
+
+PROGRESS: dict[str, Any] = {
+    "name": "results",
+    "batchId": 3,
+    "timestamp": "2026-06-01T12:00:10.000Z",
+    "numInputRows": 5,
+    "durationMs": {"triggerExecution": 1500},
+    "eventTime": {"watermark": "2026-06-01T12:00:00.000Z"},
+    "sources": [{"endOffset": {"a": {"0": 5, "1": 7}}, "latestOffset": {"a": {"0": 9, "1": 7}}}, {"endOffset": 3}],
+    "sink": {"numOutputRows": 4},
+    "stateOperators": [{"numRowsTotal": 2, "memoryUsedBytes": 100, "numRowsDroppedByWatermark": 6}],
+}
+
+
+def test_progress_becomes_metrics() -> None:
+    line = progress_line(PROGRESS)
+    assert (line["lag_records_max"], line["watermark_delay_s"], line["late"]) == (4, 10.0, 6)
+    with JobMetrics("device_stats") as metrics:
+        metrics(line)
+        metrics(line)
+        port = metrics.serve("127.0.0.1", 0)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            text = response.read().decode()
+        with pytest.raises(ConfigurationError, match="--metrics-port: cannot listen"):
+            JobMetrics("other").serve("127.0.0.1", port)
+    labels = 'job="device_stats",query="results"'
+    for sample in (
+        f"headwater_spark_records_in_total{{{labels}}} 10.0",
+        f"headwater_spark_records_out_total{{{labels}}} 8.0",
+        f"headwater_spark_late_rows_total{{{labels}}} 12.0",
+        f"headwater_spark_batch_duration_seconds{{{labels}}} 1.5",
+        f"headwater_spark_watermark_delay_seconds{{{labels}}} 10.0",
+        f"headwater_spark_state_bytes{{{labels}}} 100.0",
+        'headwater_spark_lag_records{job="device_stats",partition="a-0",query="results"} 4.0',
+    ):
+        assert sample in text
+
+
+def test_progress_events_are_few() -> None:
+    now_s = [0.0]
+    sent: list[tuple[str, str]] = []
+
+    class Producer:
+        def send(self, key: str, value: str) -> None:
+            sent.append((key, value))
+
+        def close(self) -> None: ...
+
+    with EventWriter(KafkaSettings("h:1"), "device_stats", lambda: now_s[0], Producer()) as events:
+        for _ in range(25):
+            events(progress_line(PROGRESS))
+            now_s[0] += 1
+        events.record("terminated", reason="stopped")
+    assert {key for key, _ in sent} == {"device_stats"}
+    found = [Event.from_json(value.encode()) for _, value in sent]
+    assert [event.kind for event in found] == ["spark.progress"] * 3 + ["spark.terminated"]
+    assert found[0].detail["late"] == 6
+
+
 def test_data_loss_is_explained() -> None:
     assert "--accept-data-loss" in explain(RuntimeError("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] ..."))
     assert "goes on from its checkpoint" in explain(RuntimeError("something else"))
@@ -106,7 +254,7 @@ def test_slots() -> None:
 
 def test_progress_line_without_state_or_metrics() -> None:
     line = progress_line({"name": "results", "batchId": 3, "numInputRows": 5, "sources": [{"metrics": None}]})
-    assert (line["query"], line["rows"], line["lag_records_max"], line["late_rows_dropped"]) == ("results", 5, 0, 0)
+    assert (line["query"], line["rows"], line["lag_records_max"], line["late"]) == ("results", 5, 0, 0)
 
 
 def test_spark_submit_call(tmp_path: Path) -> None:

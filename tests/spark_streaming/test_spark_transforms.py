@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
@@ -15,7 +18,7 @@ from spark_streaming.durations import Duration
 from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
 from spark_streaming.transforms.naming import filter_pattern
 from spark_streaming.transforms.results import dead_letters, stats_records
-from spark_streaming.transforms.windows import device_windows
+from spark_streaming.transforms.windows import Windows, device_windows, with_heartbeat, without_heartbeat
 
 SCHEMA = (
     "key binary, value binary, headers array<struct<key:string,value:binary>>, topic string, "
@@ -212,38 +215,70 @@ def test_windows_and_the_last_value(spark: SparkSession) -> None:
         reading(4, 10, 4),
         reading(1, 0, 5, "h"),
     ]
-    found = device_windows(spark.createDataFrame(rows, READING), Duration(10, "s"), Duration(10, "s"))
-    expected = spark.createDataFrame(
-        [
-            ("d", "t", INGEST, INGEST + timedelta(seconds=10), 4, 1.0, 7.0, 3.75, 2.0, INGEST + timedelta(seconds=9)),
-            (
-                "d",
-                "t",
-                INGEST + timedelta(seconds=10),
-                INGEST + timedelta(seconds=20),
-                1,
-                4.0,
-                4.0,
-                4.0,
-                4.0,
-                INGEST + timedelta(seconds=10),
-            ),
-            ("d", "h", INGEST, INGEST + timedelta(seconds=10), 1, 1.0, 1.0, 1.0, 1.0, INGEST),
-        ],
-        "device string, metric string, window_start timestamp, window_end timestamp, count long, min double, "
-        "max double, mean double, last double, last_at timestamp",
-    )
-    assertDataFrameEqual(found, expected)
+    windows = Windows(Duration(10, "s"), Duration(10, "s"), percentiles=(50, 99))
+    found = device_windows(spark.createDataFrame(rows, READING), windows).collect()
+    assert {row.window_end - row.window_start for row in found} == {timedelta(seconds=10)}
+
+    def second(moment: datetime) -> float:
+        return (moment.replace(tzinfo=UTC) - INGEST).total_seconds()
+
+    groups = {(row.metric, second(row.window_start)): row for row in found}
+    statistics = ("count", "min", "max", "mean", "p50", "p99", "last")
+    assert {group: tuple(row[name] for name in statistics) for group, row in groups.items()} == {
+        ("t", 0.0): (4, 1.0, 7.0, 3.75, 2.0, 7.0, 2.0),
+        ("t", 10.0): (1, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0),
+        ("h", 0.0): (1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+    }
+    assert {group: second(row.last_at) for group, row in groups.items()} == {("t", 0): 9, ("t", 10): 10, ("h", 0): 0}
+    assert groups["t", 0.0].stddev == pytest.approx(2.754, abs=0.001)
+    assert groups["h", 0.0].stddev is None
+
+
+def test_sliding_windows_overlap(spark: SparkSession) -> None:
+    rows = [("d", "t", float(n), INGEST + timedelta(seconds=n), "k", 0, n) for n in (0, 7, 12)]
+    windows = Windows(Duration(10, "s"), Duration(0, "s"), slide=Duration(5, "s"))
+    found = device_windows(spark.createDataFrame(rows, READING), windows)
+    counted = found.selectExpr("unix_seconds(window_start) - 1780315200 AS start", "`count`", "last").collect()
+    assert sorted(map(tuple, counted)) == [(-5, 1, 0.0), (0, 2, 7.0), (5, 2, 12.0), (10, 1, 12.0)]
+    assert windows.label == "10s-5s"
+
+
+def test_windows_end_when_nobody_sends(spark: SparkSession, tmp_path: Path) -> None:
+    """One reading, then nothing: only the heartbeat moves the watermark, and it is in no result."""
+    now = datetime.now(UTC)
+    rows = [("d", "t", 1.0, now, "k", 0, 0)]
+    spark.createDataFrame(rows, READING).write.parquet(str(tmp_path / "in"))
+    source = spark.readStream.schema(READING).parquet(str(tmp_path / "in"))
+    windows = Windows(Duration(1, "s"), Duration(0, "s"))
+    stats = without_heartbeat(device_windows(with_heartbeat(source, Duration(1, "s")), windows))
+    writer = stats.writeStream.format("memory").queryName("ended").outputMode("append")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(processingTime="500 milliseconds")
+    running = query.start()
+    try:
+        deadline = time.monotonic() + 40
+        while not spark.table("ended").count():
+            assert running.exception() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert [row.device for row in spark.table("ended").collect()] == ["d"]
+    finally:
+        running.stop()
 
 
 def test_results_are_messages(spark: SparkSession) -> None:
     rows = [("a/b", "rel/hum+#", 1.5, INGEST, "k", 0, 0)]
-    stats = device_windows(spark.createDataFrame(rows, READING), Duration(1, "m"), Duration(0, "s"))
-    first, again = (stats_records(stats, Duration(1, "m"), final=False).collect()[0] for _ in range(2))
+    windows = Windows(Duration(1, "m"), Duration(0, "s"), percentiles=(95,))
+    stats = device_windows(spark.createDataFrame(rows, READING), windows)
+    first, again = (stats_records(stats, windows, final=False).collect()[0] for _ in range(2))
     assert (first.topic, bytes(first.key)) == ("mqtt.analytics", b"a/b")
     assert {one.key: bytes(one.value).decode() for one in first.headers} == {
         "mqtt.topic": "analytics/stats/1m/rel_hum__/a/b",
         "content-type": "application/json",
+        "mqtt.user.id": json.loads(bytes(again.value))["id"],
+        "mqtt.user.window_start": "2026-06-01T12:00:00.000Z",
+        "mqtt.user.window_end": "2026-06-01T12:01:00.000Z",
+        "mqtt.user.watermark": "0s",
+        "mqtt.user.emit": "early",
     }
     body = json.loads(bytes(first.value))
     assert body.pop("id") == json.loads(bytes(again.value))["id"]
@@ -256,6 +291,7 @@ def test_results_are_messages(spark: SparkSession) -> None:
         "min": 1.5,
         "max": 1.5,
         "mean": 1.5,
+        "p95": 1.5,
         "last": 1.5,
         "last_at": "2026-06-01T12:00:00.000Z",
         "final": False,
