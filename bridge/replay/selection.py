@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from bridge.delivery import read_topic_name
-from bridge.log import Position, Record, UnreadableRecord
+from bridge.log import Position, Record
 from schemas.errors import HeadwaterError
 from schemas.records import HEADER_CLIENT_ID, HEADER_TOPIC
 from schemas.topics import check_topic_name, matches
@@ -79,16 +79,3 @@ class Selection:
         wanted = any(matches(topic_filter, topic_name) for topic_filter in self._topic_filters)
         self._known[name] = wanted
         return wanted
-
-
-def size_of(record: Record) -> int:
-    """Key, value and headers of a record in bytes."""
-    size = len(record.key or b"") + len(record.value or b"")
-    for name, value in record.headers:
-        size += len(name) + len(value or b"")
-    return size
-
-
-def is_unreadable(record: Record) -> bool:
-    """Whether the record's own bytes could not be decoded."""
-    return isinstance(record, UnreadableRecord)
