@@ -70,6 +70,8 @@ def _acknowledged_twice(run: Run, copies: Mapping[bytes, int]) -> list[str]:
         for before, after in itertools.pairwise(receipts):
             if len(receipts) <= copies.get(payload, 0) or before.acknowledged_at is None:
                 continue
+            if before.connection == after.connection:
+                continue  # two records of the log, or found above
             connection = ends[client, before.connection]
             is_broken = connection.end != "disconnect" and (
                 connection.ended_at is None or connection.ended_at - before.acknowledged_at < STORED_WITHIN_S
