@@ -45,7 +45,6 @@ class MemoryGroups:
         stored = self.marks.setdefault(group_id, {})
         beyond = self.beyond.setdefault(group_id, {})
         for position, mark in marks.items():
-            assert mark.offset >= stored.get(position, 0), "a low-water mark never goes back"
             stored[position], beyond[position] = mark
 
     def end_transaction(self, transaction: object, *, aborted: bool) -> None:
@@ -153,7 +152,8 @@ class MemoryLease:
         """The next rebalance says it."""
 
     def forfeit(self) -> None:
-        self.expire()
+        if self.is_member:
+            self.expire()
 
     async def commit(self, marks: Mapping[Position, Mark]) -> None:
         await asyncio.sleep(0)
@@ -161,6 +161,8 @@ class MemoryLease:
             raise LogUnavailable("no coordinator")
         if not self.is_member:
             raise LeaseLost("not a member")
+        stored = self.groups.marks.get(self.group_id, {})
+        assert all(mark.offset >= stored.get(each, 0) for each, mark in marks.items()), "a mark goes back by itself"
         self.groups.store(self.group_id, marks)
 
     async def committed(self) -> dict[Position, Mark]:

@@ -201,12 +201,15 @@ class Share:
     # The lease's holder
 
     async def gained(self, positions: frozenset[Position]) -> None:
+        tries = 0
         while True:
             try:
                 starts = await self._starts(positions)
                 break
             except LogError as error:
-                log.warning("%s: where to begin is not known yet: %s", self.share_filter, error)
+                level = logging.DEBUG if tries else logging.WARNING
+                log.log(level, "%s: where to begin is not known yet: %s", self.share_filter, error)
+                tries += 1
                 await asyncio.sleep(RETRY_S)
         self._counts["rebalances"] += 1
         for position, mark in starts.items():

@@ -195,6 +195,31 @@ def test_too_much_unacknowledged_stops_the_partition_and_no_other() -> None:
     assert not quick.got
 
 
+def test_members_that_never_acknowledge_do_not_stop_the_others() -> None:
+    """They hold what they have room for; the mark stays at their first message and names the others."""
+    bench, stuck, quick = (
+        Bench("round_robin"),
+        [holding(f"s{number}", room=20) for number in range(10)],
+        FakeMember("q"),
+    )
+    bench.join(*stuck, quick)
+    bench.group.gain(HERE, Mark(0))
+    for start in range(0, 20_000, 100):
+        bench.feed(*(message(offset) for offset in range(start, start + 100)))
+    held = sorted(offset for member in stuck for offset in offsets(member))
+    assert len(held) == 200
+    assert len(quick.got) == 19_800
+    mark = bench.group.marks()[HERE]
+    assert decode_mark(mark) == (20_000, held)
+    bench.group.lose([HERE])
+    heir = Bench()
+    heir.join(late := FakeMember("late"))
+    heir.group.gain(HERE, mark)
+    while (at := heir.group.wants(HERE)) is not None and at < 20_100:
+        heir.group.feed(HERE, [message(offset) for offset in range(at, at + 100)], at + 100)
+    assert offsets(late) == [*held, *range(20_000, 20_100)], "what was open and what is new, in order"
+
+
 def test_what_is_unacknowledged_is_bounded_in_bytes() -> None:
     bench, member = Bench(bytes_max=1_000), holding("m")
     bench.join(member)
