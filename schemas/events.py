@@ -11,9 +11,10 @@ from schemas.errors import RecordError
 from schemas.nodes import json_object
 
 EVENT_VERSION = 1
-EVENT_KINDS = frozenset(
-    {"connected", "disconnected", "subscribed", "unsubscribed", "denied", "dropped", "taken_over", "admin"}
-)
+LEDGER_KINDS = frozenset({"delivered", "acknowledged"})  # of sampled messages, where `[events] delivery_sample` says so
+EVENT_KINDS = LEDGER_KINDS | {
+    *("connected", "disconnected", "subscribed", "unsubscribed", "denied", "dropped", "taken_over", "admin")
+}
 SPARK_EVENT_KINDS = frozenset({"spark.started", "spark.progress", "spark.terminated"})  # keyed by the job's name
 
 

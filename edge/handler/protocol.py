@@ -33,6 +33,7 @@ from edge.handler.durable import DurableSession
 from edge.handler.ending import abandon_session, end_session
 from edge.handler.enhanced import step_authentication
 from edge.handler.exclusive import Exclusives
+from edge.handler.ledger import ledger_of
 from edge.handler.opening import Opened, resend_by_position, resend_retained, resume_session
 from edge.handler.proxy_protocol import peer_of
 from edge.handler.replaying import Places, Replays
@@ -121,6 +122,8 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
             services.wall_clock_offset_ms,
         )
         self.engine.select = services.select
+        if services.ledger_below:
+            self.engine.ledger = ledger_of(self)
 
     # asyncio.Protocol ------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from edge.rules.rules import Rules
 from edge.rules.selectors import PAYLOAD_BYTES_MAX, load_selectors
 from schemas.errors import ConfigurationError
 from schemas.routes import DEFAULT_ROUTES, Route, load_routes
+from schemas.sampling import PER_MILLE_MAX
 
 
 def resolve_secret(value: str) -> str:
@@ -192,6 +193,13 @@ class DelayedConfig(_Table):
     bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
 
 
+class EventsConfig(_Table):
+    """`[events]`: what goes to `headwater.events` beside what happens to clients: of so many of a thousand messages
+    every delivery and acknowledgement (the delivery ledger, for the Spark job `slo`)."""
+
+    delivery_sample: float = Field(default=0.0, ge=0, le=PER_MILLE_MAX)
+
+
 class EdgeConfig(_Table):
     """One edge. `dev` is for this machine alone: anonymous, plaintext, replication factor 1, no rate limits."""
 
@@ -204,6 +212,7 @@ class EdgeConfig(_Table):
     acl: tuple[dict[str, Any], ...] = ()
     limits: dict[str, Any] = Field(default_factory=dict)
     routes: tuple[dict[str, Any], ...] = ()
+    events: EventsConfig = EventsConfig()
     rewrite: tuple[dict[str, Any], ...] = ()
     auto_subscriptions: tuple[dict[str, Any], ...] = ()
     exclusive_subscriptions: bool = True

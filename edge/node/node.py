@@ -50,6 +50,7 @@ from edge.wire import ReasonCode
 from schemas.catalogue import CONTROL, DAY_MS, MESSAGE_RETENTION_MS
 from schemas.nodes import STATE_DRAINING, STATE_UP, NodeHeartbeat
 from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
+from schemas.sampling import threshold
 from schemas.sessions import SessionState
 from schemas.topics import SHARE_PREFIX
 
@@ -340,6 +341,7 @@ class EdgeNode:
             event=events.record,
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
             ready=self.is_ready,
+            ledger_below=threshold(config.events.delivery_sample),
             server_reference=self._server_reference,
             rules=config.effective_rules(),
             selectors=Selectors(time.perf_counter, config.selector_payload_bytes_max),

@@ -5,6 +5,7 @@ raises across this edge: a violation becomes a reason code in `SessionEngine._vi
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from bridge.delivery import Delivery
 from bridge.log import Position
@@ -30,6 +31,7 @@ from edge.session.effects import (
 from edge.session.ends import is_normal, may_be_told, on_disconnect, take_session_expiry
 from edge.session.exactly_once import IncomingFlows
 from edge.session.incoming import Incoming, Resolve
+from edge.session.ledger import Ledger, LedgerOutgoing
 from edge.session.outgoing import Outgoing
 from edge.session.publishing import flows_of, negative_puback, on_publish, on_pubrel, release_early, unacknowledged
 from edge.session.resuming import InFlight, Resuming
@@ -96,6 +98,7 @@ class SessionEngine:
         "incoming",
         "is_durable",
         "is_violated",
+        "ledger",
         "limits",
         "negotiated",
         "out",
@@ -144,6 +147,7 @@ class SessionEngine:
         self.incoming: Incoming | None = None
         self.flows: IncomingFlows | None = None  # QoS 2 on its way in
         self.outgoing: Outgoing | None = None
+        self.ledger: Ledger | None = None  # notes what becomes of sampled messages
         self.session_expiry_s = 0  # what holds at the end of the connection
         self.was_accepted = False  # CONNACK of success was sent
         self.is_durable = False  # the session outlives it, so each step of a QoS 2 flow is stored
@@ -530,7 +534,8 @@ class SessionEngine:
         if self.outgoing is None:
             negotiated = self.negotiated
             assert negotiated is not None
-            self.outgoing = Outgoing(
+            make = Outgoing if self.ledger is None else partial(LedgerOutgoing, self.ledger)
+            self.outgoing = make(
                 self.out,
                 self.protocol_version,
                 negotiated.receive_maximum,
