@@ -64,6 +64,16 @@ class TlsConfig(_Table):
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+def _check_proxies(proxy_protocol: bool, trusted_proxies: tuple[Network, ...]) -> None:
+    if proxy_protocol != bool(trusted_proxies):
+        raise ValueError(
+            "proxy_protocol and trusted_proxies belong together: only proxies of named networks are believed, "
+            'trusted_proxies = ["10.0.0.0/8"]'
+        )
+    if any(network.prefixlen == 0 for network in trusted_proxies):
+        raise ValueError("trusted_proxies holds every address there is: anybody could claim to be anybody")
+
+
 class ListenerConfig(_Table):
     """`[[listeners]]`: where devices speak MQTT: an address, or with `unix` a Unix socket instead of one.
 
@@ -93,13 +103,7 @@ class ListenerConfig(_Table):
 
     @model_validator(mode="after")
     def _proxies_are_named(self) -> ListenerConfig:
-        if self.proxy_protocol != bool(self.trusted_proxies):
-            raise ValueError(
-                "proxy_protocol and trusted_proxies belong together: only proxies of named networks are believed, "
-                'trusted_proxies = ["10.0.0.0/8"]'
-            )
-        if any(network.prefixlen == 0 for network in self.trusted_proxies):
-            raise ValueError("trusted_proxies holds every address there is: anybody could claim to be anybody")
+        _check_proxies(self.proxy_protocol, self.trusted_proxies)
         return self
 
     @model_validator(mode="after")
@@ -118,15 +122,22 @@ _LOOPBACK = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/12
 class HttpConfig(_Table):
     """`[http]`: `/livez`, `/readyz`, `/metrics`, the live page, MQTT over WebSocket under `/mqtt`, and the state API
     under `/api/v1`, which answers `api_networks` only, and only to those who have one of the `tokens` (a file or
-    `env:NAME`)."""
+    `env:NAME`). `proxy_protocol` and `trusted_proxies` as in `[[listeners]]`."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
+    proxy_protocol: bool = False
+    trusted_proxies: tuple[Network, ...] = ()
     page: bool = True
     tokens: str | None = None
     api_networks: tuple[Network, ...] = _LOOPBACK
+
+    @model_validator(mode="after")
+    def _proxies_are_named(self) -> HttpConfig:
+        _check_proxies(self.proxy_protocol, self.trusted_proxies)
+        return self
 
     @model_validator(mode="after")
     def _plaintext_stays_at_home(self) -> HttpConfig:
