@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from edge.handler.protocol import EdgeProtocolHandler
+from edge.handler.proxy_protocol import normal_address
 from edge.handler.services import EdgeServices
 
 FRAME_BYTES_MAX = 1_048_576  # one frame may hold several packets; the framer bounds each packet
@@ -117,14 +118,14 @@ class WebSocketTransport(asyncio.Transport):
                 return
 
 
-async def serve_websocket(services: EdgeServices, request: web.Request) -> web.StreamResponse:
-    """One WebSocket connection from upgrade to close."""
+async def serve_websocket(services: EdgeServices, request: web.Request, peer: str) -> web.StreamResponse:
+    """One WebSocket connection from upgrade to close; `peer` is the client's address."""
     offered = {name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")}
     if offered.isdisjoint(SUBPROTOCOLS):  # [MQTT5-6.0.0-3] [MQTT311-6.0.0-3]
         raise web.HTTPBadRequest(text="MQTT over WebSocket: offer the subprotocol mqtt\n")
     websocket = web.WebSocketResponse(protocols=SUBPROTOCOLS, compress=False, max_msg_size=FRAME_BYTES_MAX)
     await websocket.prepare(request)
-    handler = EdgeProtocolHandler(services)
+    handler = EdgeProtocolHandler(services, normal_address(peer))
     transport = WebSocketTransport(websocket, request, handler)
     handler.connection_made(transport)
     writer = asyncio.get_running_loop().create_task(transport.write_frames())

@@ -13,8 +13,9 @@ from aiohttp import web
 from edge.handler.services import EdgeServices
 from edge.handler.websocket import serve_websocket
 from edge.node.config import HttpConfig
-from edge.node.entrance import Entrance
+from edge.node.entrance import Entrance, Network
 from edge.node.http_api import StateApi
+from edge.node.http_peer import ProxiedHandler, remote_of
 from edge.node.listeners import BACKLOG, bind
 from edge.node.statistics import prometheus_text
 from edge.node.tls import ALPN_HTTP, ServerTls
@@ -50,35 +51,41 @@ async def start_http(services: EdgeServices, config: HttpConfig, reuse_port: boo
     sockets = bind(config.host, config.port, reuse_port)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0, handle_signals=False)
     await runner.setup()
-    if tls is not None:
-        await _TlsSite(runner, services, sockets, tls).start()
+    if tls is not None or config.proxy_protocol:
+        await _EntranceSite(runner, services, sockets, tls, config.trusted_proxies).start()
     else:
         for each in sockets:
             await web.SockSite(runner, each, backlog=BACKLOG).start()
     return runner
 
 
-class _TlsSite(web.BaseSite):
-    """aiohttp's part of an `Entrance`: a certificate that changes needs no restart."""
+class _EntranceSite(web.BaseSite):
+    """aiohttp's part of an `Entrance`: a certificate that changes needs no restart, and a PROXY header is believed of
+    trusted proxies."""
 
     def __init__(
-        self, runner: web.AppRunner, services: EdgeServices, sockets: Sequence[socket.socket], tls: ServerTls
+        self,
+        runner: web.AppRunner,
+        services: EdgeServices,
+        sockets: Sequence[socket.socket],
+        tls: ServerTls | None,
+        trusted_proxies: Sequence[Network],
     ) -> None:
         super().__init__(runner)
-        self._parts = services, sockets, tls
+        self._parts = services, sockets, tls, trusted_proxies
 
     @property
     def name(self) -> str:
-        return "https"
+        return "https" if self._parts[2] is not None else "http"
 
     async def start(self) -> None:
         """Accept connections; `stop` closes the entrance."""
         await super().start()
-        services, sockets, tls = self._parts
-        make_protocol = self._runner.server
-        assert make_protocol is not None
+        services, sockets, tls, trusted_proxies = self._parts
+        server = self._runner.server
+        assert server is not None
         # aiohttp closes it and asks for its sockets, no more
-        entrance = Entrance(services, sockets, lambda peer, ticket: make_protocol(), tls)
+        entrance = Entrance(services, sockets, lambda peer, _: ProxiedHandler(server, peer), tls, trusted_proxies)
         self._server = cast(asyncio.AbstractServer, entrance)
 
 
@@ -101,7 +108,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _mqtt(request: web.Request) -> web.StreamResponse:
-    return await serve_websocket(request.app[SERVICES], request)
+    return await serve_websocket(request.app[SERVICES], request, remote_of(request))
 
 
 async def _page(request: web.Request) -> web.StreamResponse:

@@ -25,6 +25,7 @@ from edge.access.limits import FailureTracker
 from edge.handler.services import EdgeServices
 from edge.node import http_state
 from edge.node.config import HttpConfig
+from edge.node.http_peer import remote_of
 from edge.node.http_state import TIMESTAMP_S_MAX, Page
 from edge.wire import ReasonCode
 from schemas.control import Ban, NodeCommand, normal_address
@@ -130,7 +131,7 @@ class StateApi:
     def _for(self, role: str, resource: Resource) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                self._check_network(request.remote or "")
+                self._check_network(remote_of(request))
                 return await resource(request, self._caller(request, role))
             except ApiError as error:
                 return error.response()
@@ -156,7 +157,7 @@ class StateApi:
     def _caller(self, request: web.Request, role: str) -> Caller:
         """Whose token it is. Raises ApiError: 401 without a right one, 403 when its role does not suffice, 429 after
         too many wrong ones from this address."""
-        peer, now = request.remote or "", self._services.loop.time()
+        peer, now = remote_of(request), self._services.loop.time()
         blocked_s = self._failures.blocked_s(peer, now)
         if blocked_s > 0:
             wait_s = math.ceil(blocked_s)
