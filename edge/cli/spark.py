@@ -11,7 +11,7 @@ import typer
 
 from schemas.errors import ConfigurationError
 
-app = typer.Typer(help="Run the Spark jobs (needs headwater[spark] and a JDK 17 or 21).", no_args_is_help=True)
+app = typer.Typer(help="Run the Spark jobs (needs headwater\\[spark] and a JDK 17 or 21).", no_args_is_help=True)
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

@@ -11,7 +11,6 @@ from spark_streaming.durations import Duration
 
 PERCENTILE_ACCURACY = 1000  # the rank is off by 1/1000 at most; exact while a window has fewer readings
 STATISTICS = ("count", "min", "max", "mean", "stddev", "last", "last_at")
-HEARTBEAT_DEVICE = ""  # no device: no Topic Name has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,13 @@ def with_heartbeat(readings: DataFrame, idle_after: Duration) -> DataFrame:
 
     The watermark is the latest event time of all partitions, so an idle partition does not hold it; but when nobody
     sends, it stands, and a window's final result waits for the next reading. The heartbeat moves it. Its rows make
-    windows of HEARTBEAT_DEVICE, to be left out of the results.
+    windows of no device, which `without_heartbeat` takes out again.
     """
     clock = readings.sparkSession.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1)
     columns = {
-        "device": fn.lit(HEARTBEAT_DEVICE),
+        "device": fn.lit(""),
         "metric": fn.lit(""),
-        "value": fn.lit(0.0),
+        "value": fn.lit(float("nan")),
         "event_time": fn.col("timestamp") - fn.expr(f"INTERVAL {idle_after.spark}"),
         "kafka_topic": fn.lit(""),
         "partition": fn.lit(0),
@@ -94,5 +93,9 @@ def with_heartbeat(readings: DataFrame, idle_after: Duration) -> DataFrame:
 
 
 def without_heartbeat(stats: DataFrame) -> DataFrame:
-    """The windows of devices."""
-    return stats.where(fn.col("device") != HEARTBEAT_DEVICE)
+    """The windows of devices.
+
+    Told by a value that no reading has: a condition on the device would be pushed down below the watermark, and the
+    heartbeat would not reach it.
+    """
+    return stats.where(~fn.isnan("last"))
