@@ -35,7 +35,7 @@ async def connect_client(handler: EdgeProtocolHandler, connect: Connect, client_
     """
     services = handler.services
     credentials = _credentials(handler, connect, client_id)
-    refusal = await _admitted(services, credentials)
+    refusal = await _admitted(handler, credentials)
     if refusal is not None:
         handler.refuse(*refusal)
         return
@@ -88,11 +88,12 @@ def _credentials(handler: EdgeProtocolHandler, connect: Connect, client_id: str)
 
 
 async def _admitted(
-    services: EdgeServices, credentials: Credentials
+    handler: EdgeProtocolHandler, credentials: Credentials
 ) -> tuple[ReasonCode, str] | tuple[ReasonCode, str, str] | None:
+    services = handler.services
     now = services.loop.time()
     access = services.access
-    if services.is_draining and (elsewhere := services.server_reference()) is not None:
+    if services.is_draining and (elsewhere := services.server_reference(handler)) is not None:
         return ReasonCode.USE_ANOTHER_SERVER, "this edge is being drained; use another one", elsewhere
     if not services.ready():
         return ReasonCode.SERVER_UNAVAILABLE, "this edge is not ready; try again or use another edge"

@@ -84,7 +84,9 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     that are ours here.
     """
 
-    def __init__(self, services: EdgeServices, peer: str = "", ticket: Ticket | None = None) -> None:
+    def __init__(
+        self, services: EdgeServices, peer: str = "", ticket: Ticket | None = None, *, is_websocket: bool = False
+    ) -> None:
         """`peer` and `ticket`: who comes, and its place, where the listener knows them before the bytes come."""
         self.services = services
         self._loop = services.loop
@@ -96,6 +98,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
         self._disconnect_waiter: asyncio.Future[Any] | None = None
         self.transport: asyncio.Transport | None = None
         self.peer = peer
+        self.is_websocket = is_websocket
         self.principal: Principal | None = None
         self.connected_at_ms = 0
         self._ticket = ticket

@@ -93,7 +93,7 @@ class EdgeServices:
     wall_clock_offset_ms: float
     ready: Callable[[], bool] = lambda: True
     ledger_below: int = 0  # messages whose deliveries are noted: `schemas.sampling`
-    server_reference: Callable[[], str | None] = lambda: None  # the other edges, for clients that have to go
+    server_reference: Callable[[EdgeProtocolHandler], str | None] = lambda _: None  # for a client that has to go
     is_draining: bool = False
     counters: Counters = field(default_factory=Counters)
     rules: Rules = field(default_factory=Rules)

@@ -125,7 +125,7 @@ async def serve_websocket(services: EdgeServices, request: web.Request, peer: st
         raise web.HTTPBadRequest(text="MQTT over WebSocket: offer the subprotocol mqtt\n")
     websocket = web.WebSocketResponse(protocols=SUBPROTOCOLS, compress=False, max_msg_size=FRAME_BYTES_MAX)
     await websocket.prepare(request)
-    handler = EdgeProtocolHandler(services, normal_address(peer))
+    handler = EdgeProtocolHandler(services, normal_address(peer), is_websocket=True)
     transport = WebSocketTransport(websocket, request, handler)
     handler.connection_made(transport)
     writer = asyncio.get_running_loop().create_task(transport.write_frames())

@@ -24,9 +24,9 @@ SPREAD: Final = 0.7  # of the time that there is: the rest is for the last clien
 
 
 class Drain:
-    """Runs once; `run` again, faster, when it was cancelled. ``server_reference`` gives the next client's."""
+    """Runs once; `run` again, faster, when it was cancelled. ``server_reference`` gives a client's."""
 
-    def __init__(self, services: EdgeServices, server_reference: Callable[[], str | None]) -> None:
+    def __init__(self, services: EdgeServices, server_reference: Callable[[EdgeProtocolHandler], str | None]) -> None:
         self._services = services
         self._server_reference = server_reference
         self._moving: list[asyncio.Task[None]] = []
@@ -66,7 +66,7 @@ class Drain:
             handler.stop_reading()
             await _until(lambda: _is_answered(handler) or not handler.is_open)
         self.moved += 1
-        reference = self._server_reference()
+        reference = self._server_reference(handler)
         code = ReasonCode.USE_ANOTHER_SERVER if reference is not None else ReasonCode.SERVER_SHUTTING_DOWN
         handler.disconnect(code, "this edge is being drained; use another one", reference)
 

@@ -34,6 +34,7 @@ from bridge.shared.shared_subscriptions import SharedSubscriptions
 from bridge.subscriptions import SubscriptionTable
 from bridge.twins import TwinCatchUp, TwinDeliverer
 from edge.handler.exclusive import lose_exclusive
+from edge.handler.protocol import EdgeProtocolHandler
 from edge.handler.retaining import RetainedPacer
 from edge.handler.services import EdgeServices
 from edge.node.access import build_access
@@ -440,7 +441,7 @@ class EdgeNode:
         services.waiting_for_room.clear()
         await services.publisher.flush(self._left_s())  # what was received is acknowledged before the goodbye
         for handler in list(services.connections):
-            elsewhere = self._server_reference()
+            elsewhere = self._server_reference(handler)
             code = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_SHUTTING_DOWN
             handler.disconnect(code, "this edge is shutting down; use another one", elsewhere)
         if services.connections:
@@ -474,23 +475,21 @@ class EdgeNode:
         live = self._membership.live() if self._membership is not None else ()
         return {self.config.node_id} | {heartbeat.node_id for heartbeat in live}
 
-    def _server_reference(self) -> str | None:
-        """Where a client that has to go finds the other edges that are up, apart by spaces (MQTT 5.0 4.11); each client
-        another one first, so that they spread."""
-        others = self._other_addresses()
+    def _server_reference(self, handler: EdgeProtocolHandler) -> str | None:
+        """Where a client that has to go finds the other edges that are up, apart by spaces (MQTT 5.0 4.11), in the way
+        in which it has come; each client another one first, so that they spread."""
+        others = self._other_addresses(over_websocket=handler.is_websocket)
         if not others:
             return None
         self._turn += 1
         first = self._turn % len(others)
         return " ".join(others[first:] + others[:first])
 
-    def _other_addresses(self) -> list[str]:
+    def _other_addresses(self, *, over_websocket: bool = False) -> list[str]:
         live = self._membership.live() if self._membership is not None else ()
-        return [
-            heartbeat.mqtt_address
-            for heartbeat in live
-            if heartbeat.node_id != self.config.node_id and heartbeat.state == STATE_UP and heartbeat.mqtt_address
-        ]
+        others = [each for each in live if each.node_id != self.config.node_id and each.state == STATE_UP]
+        addresses = (each.http_address if over_websocket else each.mqtt_address for each in others)
+        return [address for address in addresses if address]
 
     def _is_live(self, node_id: str, incarnation: str) -> bool:
         """Whether an owner can still release its sessions: it is this process, or its heartbeat is fresh."""

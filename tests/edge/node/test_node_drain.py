@@ -223,7 +223,8 @@ async def test_server_references_spread_the_clients() -> None:
         await node.start()
     try:
         await until(lambda: len(nodes[2]._other_addresses()) == 2)
-        first = [nodes[2]._server_reference() for _ in range(4)]
+        client: Any = SimpleNamespace(is_websocket=False)
+        first = [nodes[2]._server_reference(client) for _ in range(4)]
         addresses = {address_text(mqtt_address(node)) for node in nodes[:2]}
         assert all(set((each or "").split()) == addresses for each in first)
         assert {(each or "").split()[0] for each in first} == addresses
