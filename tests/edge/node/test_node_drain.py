@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.edges import edge_config, mqtt_address, until
+from support.edges import address_of, edge_config, mqtt_address, until
 from support.wire_client import Transport, WireClient, connected, dial
 
 from bridge.memory_log import MemoryLog
@@ -62,8 +63,12 @@ async def goodbye(client: WireClient) -> Disconnect | None:
 @BOTH
 @pytest.mark.parametrize("transport", ["tcp", "websocket"])
 async def test_clients_are_sent_to_the_other_node_and_new_ones_not_let_in(version: int, transport: Transport) -> None:
-    async with two_edges() as (a, b), connected(mqtt_address(b), "c", version) as client:
-        reference = address_text(mqtt_address(a))
+    """In the way in which they have come."""
+    async with (
+        two_edges() as (a, b),
+        connected(address_of(b, transport), "c", version, transport) as client,
+    ):
+        reference = address_text(address_of(a, transport))
         b.drain()
         packet = await goodbye(client)
         if packet is not None:
@@ -71,9 +76,7 @@ async def test_clients_are_sent_to_the_other_node_and_new_ones_not_let_in(versio
             assert packet.properties.server_reference == reference
         assert not b.is_ready()
         assert b.heartbeat().state == STATE_DRAINING
-        address = mqtt_address(b) if transport == "tcp" else b.http_address
-        assert address is not None
-        async with dial(address, version, transport) as late:
+        async with dial(address_of(b, transport), version, transport) as late:
             connack = await late.connect("late")
             if version == 5:
                 assert connack.reason_code is ReasonCode.USE_ANOTHER_SERVER
