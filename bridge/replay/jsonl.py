@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,8 +47,11 @@ class JsonlSink:
 
     async def checkpoint(self) -> dict[str, Any]:
         assert self._file is not None, "open it first"
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise HeadwaterError(f"{self._path}: {error.strerror}") from None
         return {"bytes": self._file.tell()}
 
     async def finish(self, end: dict[str, Any]) -> None:
@@ -56,7 +60,8 @@ class JsonlSink:
 
     async def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what counts was safe before
+                self._file.close()
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None, "open it first"

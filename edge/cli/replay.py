@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from bridge.replay.kafka_sink import KafkaSink, Target, prefix_target
 from bridge.replay.pacing import MAX, Pacer, Speed, parse_speed
 from bridge.replay.parquet import ParquetSink
 from bridge.replay.reader import ReplayReader
-from bridge.replay.run import ReplayRun
+from bridge.replay.run import Progress, ReplayRun
 from bridge.replay.selection import PayloadTest, Selection
 from bridge.replay.sink import Sink
 from bridge.replay.state import ReplayState, load_state, new_state
@@ -70,6 +70,7 @@ class Request:
     to_file: Path | None = None
     target: Target | None = None
     to_kafka: str | None = None
+    to_config: Path | None = None
     is_live: bool = False
     dry_run: bool = False
     count: int | None = None
@@ -120,6 +121,10 @@ def run(
     to_kafka: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Copy into another cluster; with --to-prefix, publish there."),
+    ] = None,
+    to_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An edge's configuration over there: TLS, SASL, routes (with --to-kafka)."),
     ] = None,
     into_live: Annotated[
         bool, typer.Option("--into-live", help="Publish under the original names; needs --speed N/s, is recorded.")
@@ -183,6 +188,7 @@ def run(
         to_file=to_file,
         target=to_where,
         to_kafka=to_kafka,
+        to_config=to_config,
         is_live=into_live,
         dry_run=dry_run,
         count=count,
@@ -257,17 +263,25 @@ async def _replay(request: Request, source_cluster: Cluster) -> tuple[dict[str, 
     begun_s = time.monotonic()
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(connected(source_cluster))
+        table = to_table = RouteTable(source_cluster.routes)
         to_log: Log = source
         if request.to_kafka is not None:
-            there = cluster(request.to_kafka, None)
+            there = cluster(request.to_kafka, request.to_config)
             to_log = await stack.enter_async_context(connected(there))
-        table = RouteTable(source_cluster.routes)
+            to_table = RouteTable(there.routes) if request.to_config is not None else table
         with progress_bar(request.to_file is not None or request.target is not None or request.dry_run) as bar:
-            end = await replay(request, source, to_log, table, bar.show)
+            end = await replay(request, source, to_log, table, bar.show, to_table)
     return end, time.monotonic() - begun_s
 
 
-async def replay(request: Request, source: Log, to_log: Log, table: RouteTable, on_progress: Any) -> dict[str, Any]:
+async def replay(
+    request: Request,
+    source: Log,
+    to_log: Log,
+    table: RouteTable,
+    on_progress: Callable[[Progress], None],
+    to_table: RouteTable | None = None,
+) -> dict[str, Any]:
     """Everything but the connections. Raises HeadwaterError, and CancelledError when interrupted."""
     chosen = selection(request.topic_filters, table, request.tests, request.texts)
     partitions = partitions_of(table, request.topic_filters)
@@ -278,7 +292,7 @@ async def replay(request: Request, source: Log, to_log: Log, table: RouteTable, 
     run_id = secrets.token_hex(8)
     if request.is_live:
         await _audit(request, to_log, run_id)
-    sink = _sink(request, to_log, table, run_id, state.whole().keys())
+    sink = _sink(request, to_log, to_table or table, run_id, state.whole().keys())
     reader = ReplayReader(source, bounds, chosen)
     digests = await _digests(request, state)
 
@@ -321,7 +335,7 @@ async def _digests(request: Request, state: ReplayState) -> Digests:
     return digests
 
 
-def _sink(request: Request, to_log: Log, table: RouteTable, run_id: str, partitions: Any) -> Sink:
+def _sink(request: Request, to_log: Log, table: RouteTable, run_id: str, partitions: Iterable[Position]) -> Sink:
     if request.dry_run:
         return _Nowhere()
     if request.to_file is not None:
@@ -396,6 +410,8 @@ def _check(request: Request) -> None:
     goals = [request.to_file is not None, request.target is not None, request.output is not None, request.dry_run]
     if sum(goals) > 1:
         raise ConfigurationError("one target at a time: --output, --to-file, one of --to-..., or --dry-run")
+    if request.to_config is not None and request.to_kafka is None:
+        raise ConfigurationError("--to-config goes with --to-kafka, which says where that cluster is")
     if request.resume and request.state is None:
         raise ConfigurationError("--resume needs --state FILE, the file that the interrupted replay was given")
     if request.state is not None and not (goals[0] or goals[1]):

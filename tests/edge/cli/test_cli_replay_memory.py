@@ -294,6 +294,7 @@ async def test_a_sink_that_fails_says_so() -> None:
         (("a", "--to-file", "f", "--dry-run"), "one target at a time"),
         (("a", "--resume", "--to-file", "f"), "--resume needs --state"),
         (("a", "--state", "f"), "--state is for files"),
+        (("a", "--to-config", "f"), "--to-config goes with --to-kafka"),
         (("a", "--to-prefix", "p", "--state", "s", "--resume", "--hash"), "--hash with --resume"),
         (("a", "--grep", ">3"), "--grep"),
         (("a", "--from-file", "f"), "--as-clients"),
