@@ -53,6 +53,7 @@ class CommonOptions:
     progress: bool
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None  # None: no metrics; 0: a free port, which is said
+    batch_records_max: int | None = None  # None: a micro-batch takes all that there is
     events: bool = True  # spark.* in headwater.events, where that Kafka topic exists
 
 
@@ -155,6 +156,9 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         raise ConfigurationError("--state memory: real-time mode needs rocksdb; add --trigger micro:5s or drop it")
     if arguments.metrics_port is not None and not 0 <= arguments.metrics_port <= 65_535:
         raise ConfigurationError(f"--metrics-port: {arguments.metrics_port} is no port; give 0 to 65535")
+    batch_records_max: int | None = getattr(arguments, "batch_records", None)
+    if batch_records_max is not None and (batch_records_max < 1 or trigger.is_realtime):
+        raise ConfigurationError("--batch-records: give 1 or more, and --trigger micro:5s or available-now")
     check_addresses(arguments.kafka)
     backfill = trigger.interval is None
     return CommonOptions(
@@ -171,6 +175,7 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         metrics_host=arguments.metrics_host,
         metrics_port=arguments.metrics_port,
         events=arguments.events,
+        batch_records_max=batch_records_max,
     )
 
 
@@ -285,6 +290,9 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         default="10s",
         metavar="DURATION",
         help="how far event time may be ahead of ingest time (default 10s)",
+    )
+    parser.add_argument(
+        "--batch-records", type=int, metavar="N", help="a micro-batch takes no more than N records (default: all)"
     )
 
 

@@ -98,6 +98,10 @@ def read_options(arguments: Sequence[str]) -> Options:
         ahead_max=parse_duration(found.ahead_max, "--ahead-max", positive=False),
     )
     rules = _rules(found)
+    if rules.silence_ms is not None and common.batch_records_max is not None:
+        raise ConfigurationError(
+            "--silence: a batch must take all that there is to know who is silent; drop --batch-records"
+        )
     if common.trigger.is_realtime:
         given = [f"--{name}" for name in _STATEFUL if getattr(found, name)]
         if given or not rules.ranges:
@@ -129,6 +133,7 @@ def writers(session: SparkSession, options: Options, starting_offsets: str) -> l
         input_kafka_topics(common.routes),
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
+        batch_records_max=common.batch_records_max,
     )
     records = parsed(source, options.reading)
     if common.trigger.is_realtime:

@@ -152,6 +152,7 @@ def writers(session: SparkSession, options: Options, starting_offsets: str) -> l
         inputs,
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
+        batch_records_max=common.batch_records_max,
     )
     records = parsed(source, options.rules)
     found = readings(records, options.rules)
