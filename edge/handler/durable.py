@@ -97,6 +97,7 @@ class DurableSession:
         if self._handler.engine.is_durable:
             records.append((self._position, incoming_record(self.client_id, self.epoch, effect.packet_id)))
         self._handler.services.counters.messages_received += 1
+        self._handler.services.counters.messages_qos2_received += 1
         self._handler.services.sessions.write(self.client_id, self.epoch, records, self, effect)
 
     def _begin(self, effect: StoreOutgoing) -> None:

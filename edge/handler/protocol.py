@@ -528,18 +528,20 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     def _perform(self) -> None:
         """Perform the engine's effects; appends first and fast, for they are nearly all there are."""
         engine = self.engine
-        publisher = self.services.publisher
+        publisher, counters = self.services.publisher, self.services.counters
         rearm = False
         while engine.effects:
             effects, engine.effects = engine.effects, []
             for effect in effects:
                 if type(effect) is AppendRun:
                     packet_ids, target, values, headers = effect
-                    self.services.counters.messages_received += len(values)
+                    counters.messages_received += len(values)
+                    counters.messages_qos1_received += len(packet_ids)
                     publisher.append_run(target.destination, values, headers, self if packet_ids else None, packet_ids)
                 elif type(effect) is AppendRecord:
                     packet_id, target, value, headers = effect
-                    self.services.counters.messages_received += 1
+                    counters.messages_received += 1
+                    counters.messages_qos1_received += packet_id > 0
                     publisher.append(target.destination, value, headers, self if packet_id else None, packet_id)
                 else:
                     rearm = True

@@ -420,6 +420,7 @@ def append_retained(handler: EdgeProtocolHandler, effect: AppendRetained) -> Non
     retained = services.retained
     assert retained is not None, "the engine asks for it only where retained messages are available"
     services.counters.messages_received += 1
+    services.counters.messages_qos1_received += effect.packet_id > 0
     if retained.has_room_for(effect.headers[0][1], effect.value):
         sink = handler if effect.packet_id else None
         retained.publish(effect.target.destination, effect.value, effect.headers, sink, effect.packet_id)

@@ -61,6 +61,8 @@ class Counters:
     bytes_received: int = 0
     bytes_sent: int = 0
     messages_received: int = 0
+    messages_qos1_received: int = 0
+    messages_qos2_received: int = 0
     messages_dropped: int = 0
     payloads_refused: int = 0  # by the schema of their route
     wills_published: int = 0

@@ -211,6 +211,20 @@ class EventsConfig(_Table):
     delivery_sample: float = Field(default=0.0, ge=0, le=PER_MILLE_MAX)
 
 
+class SysConfig(_Table):
+    """`[sys]`: how often `$SYS/brokers/<node>/...` is published (0: never), and whether clients' coming and going is."""
+
+    interval_s: float = Field(default=60.0, ge=0)
+    client_events: bool = True
+
+    @field_validator("interval_s")
+    @classmethod
+    def _never_or_seconds(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError("interval_s is at least 1, or 0 for never")
+        return value
+
+
 class EdgeConfig(_Table):
     """One edge. `dev` is for this machine alone: anonymous, plaintext, replication factor 1, no rate limits."""
 
@@ -230,6 +244,7 @@ class EdgeConfig(_Table):
     selectors: tuple[dict[str, Any], ...] = ()
     selector_payload_bytes_max: int = Field(default=PAYLOAD_BYTES_MAX, ge=0)
     delayed: DelayedConfig = DelayedConfig()
+    sys: SysConfig = SysConfig()
     reuse_port: bool = False
     drain_clients_per_s: float = Field(default=100.0, gt=0)
     advertised_mqtt: str | None = None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import orjson
@@ -45,6 +45,7 @@ from edge.node.http import start_http
 from edge.node.http_api import StateApi
 from edge.node.listeners import Listener, address_text, bound_address, open_listener
 from edge.node.statistics import node_statistics
+from edge.node.sys_topics import CLIENT_EVENTS, SysTopics
 from edge.rules.selectors import Selectors
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
@@ -99,6 +100,14 @@ class EdgeNode:
         self._started_ms = int(time.time() * 1000)
         self._incarnation = f"{os.getpid()}-{self._started_ms}"  # `_started_ms` reads it
         self.services: EdgeServices = _NOT_STARTED
+        self._sys_topics = SysTopics(
+            lambda: self.services,
+            config.node_id,
+            self._live_heartbeats,
+            self._started_ms,
+            interval_s=config.sys.interval_s,
+            client_events=config.sys.client_events,
+        )
 
     async def start(self) -> None:
         """1. the log, 2. access and what operators have decided, deliverer, sessions, the retained messages,
@@ -268,6 +277,7 @@ class EdgeNode:
             asyncio.create_task(keeper.run()),
             asyncio.create_task(self._watch_kafka()),
             asyncio.create_task(self._publish_statistics()),
+            *([asyncio.create_task(self._sys_topics.run())] if config.sys.interval_s else ()),
             asyncio.create_task(self._checkpoint_sessions()),
             asyncio.create_task(self._settle_exclusive()),
             *([asyncio.create_task(services.delayed.run())] if services.delayed is not None else ()),
@@ -339,7 +349,7 @@ class EdgeNode:
             ),
             start_offsets=self._log.start_offsets,
             plugins=None,
-            event=events.record,
+            event=self._event_of(events),
             wall_clock_offset_ms=(time.time() - loop.time()) * 1000,
             ready=self.is_ready,
             ledger_below=threshold(config.events.delivery_sample),
@@ -347,6 +357,18 @@ class EdgeNode:
             rules=config.effective_rules(),
             selectors=Selectors(time.perf_counter, config.selector_payload_bytes_max),
         )
+
+    def _event_of(self, events: EventLog) -> Callable[..., None]:
+        def record(kind: str, client_id: str, **detail: Any) -> None:
+            events.record(kind, client_id, **detail)
+            if kind in CLIENT_EVENTS:
+                self._sys_topics.client(kind, client_id, detail)
+
+        return record
+
+    def _live_heartbeats(self) -> list[NodeHeartbeat]:
+        live = self._membership.live() if self._membership is not None else ()
+        return [self.heartbeat(), *(each for each in live if each.node_id != self.config.node_id)]
 
     def _build_ways_out(
         self, routes: RouteTable, table: SubscriptionTable, publisher: Publisher

@@ -30,6 +30,11 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "bytes_received": counters.bytes_received,
         "bytes_sent": counters.bytes_sent,
         "messages_received": counters.messages_received,
+        "messages_qos0_received": (
+            counters.messages_received - counters.messages_qos1_received - counters.messages_qos2_received
+        ),
+        "messages_qos1_received": counters.messages_qos1_received,
+        "messages_qos2_received": counters.messages_qos2_received,
         "messages_sent": deliverer["deliveries"] - catch_up["passed_over"] + catch_up["deliveries"],
         "messages_dropped": counters.messages_dropped + publisher["dropped_records"],
         "wills_published": counters.wills_published,
@@ -45,6 +50,10 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "retained": _retained_statistics(services),
         "claims": services.ownership.statistics(),
         "sessions": services.sessions.statistics(),
+        "shared_subscriptions": len(services.shared.groups()),
+        "exclusive": services.exclusive.statistics() if services.exclusive is not None else {},
+        "delayed": services.delayed.statistics() if services.delayed is not None else {},
+        "selectors": services.selectors.statistics(),
     }
 
 
@@ -62,6 +71,9 @@ _TOTALS = frozenset(
         "bytes_received",
         "bytes_sent",
         "messages_received",
+        "messages_qos0_received",
+        "messages_qos1_received",
+        "messages_qos2_received",
         "messages_sent",
         "messages_dropped",
         "wills_published",
@@ -69,8 +81,12 @@ _TOTALS = frozenset(
         "cpu_s",
     }
 )
+_COUNTERS_BELOW = frozenset({"publisher", "deliverer", "catch_up", "exclusive", "delayed", "selectors"})
 _GAUGES_BELOW = frozenset(
     {
+        "bytes",
+        "compiled",
+        "messages",
         "buffered_bytes",
         "in_flight_batches",
         "lanes",
@@ -96,7 +112,7 @@ class NodeCollector(Collector):
         for name, value in node_statistics(self._services).items():
             if isinstance(value, dict):
                 for inner, figure in value.items():
-                    counter = name in ("publisher", "deliverer", "catch_up") and inner not in _GAUGES_BELOW
+                    counter = name in _COUNTERS_BELOW and inner not in _GAUGES_BELOW
                     yield self._metric(f"{name}_{inner}", figure, counter)
             else:
                 yield self._metric(name, value, name in _TOTALS)

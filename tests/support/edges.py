@@ -29,6 +29,7 @@ def edge_config(**table: Any) -> EdgeConfig:
         "dev": True,
         "listeners": [{"port": 0}],
         "http": {"port": 0},
+        "sys": {"interval_s": 0, "client_events": False},  # tests count records
     }
     return make_config(base | table, "test")
 
