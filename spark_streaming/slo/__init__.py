@@ -1,0 +1,1 @@
+"""Loss, latency and duplicates from the delivery ledger."""
