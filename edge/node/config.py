@@ -212,7 +212,7 @@ class EventsConfig(_Table):
 
 
 class SysConfig(_Table):
-    """`[sys]`: how often `$SYS/brokers/<node>/...` is published (0: never), and whether clients' coming and going is."""
+    """`[sys]`: how often `$SYS/brokers/<node>/...` is published (0: never), and whether it tells of clients."""
 
     interval_s: float = Field(default=60.0, ge=0)
     client_events: bool = True
