@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from support import simulation_checks as checks
 from support.chaos_history import Sample
 from support.simulation_checks import Evidence
-from support.simulation_history import INFINITY, Fault, Message, Receipt
+from support.simulation_history import INFINITY, Message, Receipt
 
 from bridge.log import Position, Record
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from support.chaos_checks import Run
 
 AROUND_FAULT_S = 15.0  # an edge is held for dead after 6 s; then its leases move and its messages come again
-RECOVERED_S = 8.0  # after the last fault: a dead edge is noticed after 6 s
+RECOVERED_S = 8.0  # after a fault: a dead edge is noticed after 6 s
+KAFKA_RECOVERED_S = 25.0  # after one of Kafka: groups form anew, and what has waited goes out
 JUDGED_S = 5.0  # for so long the load must then go on
 JUDGED_MIN = 20  # publishes in that time: fewer say nothing
 LATE_S = 2.0  # 95 % of acknowledgements and deliveries are faster, or at most `SLOWER` times what they were before
@@ -34,6 +35,11 @@ MEMORY_BACK_KB = 64 * 1024
 BACK_RATIO, BACK_SLACK = 1.1, 20  # a group of durable sessions and what it reads stay with some edge
 
 Digests = Mapping[Position, list[tuple[int, str]]]
+
+
+def recovered_after_s(edge: str) -> float:
+    """How long after a fault of this edge (or of "kafka") all must be as before."""
+    return KAFKA_RECOVERED_S if edge == "kafka" else RECOVERED_S
 
 
 def near_fault(run: Run, at: float) -> bool:
@@ -87,10 +93,11 @@ def i12_recovery(run: Run) -> list[str]:
     faults = [fault for fault in history.faults if fault.until_at < INFINITY]
     if not faults:
         return []
-    began, healed = min(each.from_at for each in faults), max(each.until_at for each in faults)
+    began = min(each.from_at for each in faults)
+    calm = max(each.until_at + recovered_after_s(each.edge) for each in faults)
     sent = [each for each in history.messages.values() if each.qos and not each.is_will and not _is_denied(each)]
     before = [each for each in sent if each.sent_at < began]
-    after = [each for each in sent if healed + RECOVERED_S <= each.sent_at < INFINITY]
+    after = [each for each in sent if calm <= each.sent_at < INFINITY]
     if len(after) < JUDGED_MIN:
         return [f"{len(after)} messages were published when all was over: too few to tell"]
     return [
@@ -228,8 +235,3 @@ def i17_replay(run: Run) -> list[str]:
             first = next((one for one, other in zip(read, again, strict=False) if one != other), None)
             wrong.append(f"{place}: {len(read)} records, {len(again)} the second time; first difference: {first}")
     return wrong
-
-
-def last_heal(faults: Iterable[Fault]) -> float:
-    """When the last fault was over; 0: there was none."""
-    return max((each.until_at for each in faults if each.until_at < INFINITY), default=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from support.chaos_checks import Log, Run, repeated_in_groups
 from support.chaos_context import Context, Scenario
 from support.chaos_history import Recorder, read, replay
-from support.chaos_invariants import JUDGED_S, RECOVERED_S, Digests, digests
+from support.chaos_invariants import JUDGED_S, Digests, digests
 from support.chaos_poison import without_poison
 from support.chaos_site import Site
 from support.chaos_workload import Workload
@@ -58,7 +59,7 @@ async def perform(scenario: Scenario, seed: int, folder: Path) -> tuple[Context,
             await load.start()
             await asyncio.sleep(LEAD_S)
             await scenario.run(context)
-            await asyncio.sleep(RECOVERED_S + JUDGED_S)
+            await asyncio.sleep(max(0.0, site.calm_at - time.monotonic()) + JUDGED_S)
             context.faults += await load.stop()
             edges = await load.probe()
             recorder.write("end")

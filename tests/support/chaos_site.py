@@ -18,7 +18,7 @@ import aiohttp
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from support.chaos_history import Recorder, Sample
-from support.chaos_invariants import Digests, above, baseline, digests
+from support.chaos_invariants import Digests, above, baseline, digests, recovered_after_s
 from support.chaos_proxy import FaultProxy
 
 from benchmarks.sessions.fleet import LIMITS, PORTS, FleetEdge
@@ -167,6 +167,7 @@ class Site:
         self.before_deletion: dict[Position, list[MemoryRecord]] = {}  # what DeleteRecords or compaction has taken
         self.credentials: dict[str, object] = {}  # of all clients
         self.at_end = ExitStack()
+        self.calm_at = 0.0  # on the monotonic clock: all faults should be forgotten
         self._sampling: asyncio.Task[None] | None = None
         self._started: list[Sample] = []
         free = random.sample(PORTS, edges * 20)  # each once: they are bound later
@@ -259,6 +260,7 @@ class Site:
             yield
         finally:
             self.recorder.write("healed", kind=kind, edge=edge)
+            self.calm_at = max(self.calm_at, time.monotonic() + recovered_after_s(edge))
 
     async def read_log(self) -> dict[Position, list[MemoryRecord]]:
         """Everything that Kafka has committed."""
