@@ -11,8 +11,8 @@ from bridge.partitioning import RouteTable
 from bridge.replay.retained_at import RetainedAt, read_retained
 from bridge.replay.run import time_text
 from edge.cli.console import ConfigOption, KafkaOption, RoutesOption, cluster
-from edge.cli.replay import FiltersArgument, OutputOption, checked_filters, connected, now_ms
 from edge.cli.replay_output import ScreenSink, default_form, printable
+from edge.cli.replay_request import FiltersArgument, OutputOption, checked_filters, connected, now_ms
 from schemas.errors import ConfigurationError
 from schemas.replay_range import PointKind, parse_point
 

@@ -22,9 +22,10 @@ from bridge.replay.bounds import partitions_of, resolve
 from bridge.replay.jsonl import read_file
 from bridge.replay.pacing import Pacer, Speed
 from bridge.replay.reader import ReplayReader
-from bridge.replay.selection import Item, Selection
+from bridge.replay.selection import Item, PayloadTest, Selection
 from edge.cli.console import Cluster, output, print_json
 from edge.cli.replay_output import printable
+from edge.cli.replay_request import checked_filters, connected
 from edge.client import MqttClient, MqttClientError, Properties, Publish, SubscriptionRequest
 from schemas.errors import ConfigurationError, RecordError
 from schemas.message import Message
@@ -188,44 +189,62 @@ class ClientPlayer:
                 self.report.refused += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays where, as the command line says it."""
+
+    address: str
+    speed: Speed
+    clients_max: int
+    user: str | None
+    from_file: Path | None
+    as_json: bool
+
+    def player(self, arrivals: Arrivals) -> ClientPlayer:
+        """Raises ConfigurationError."""
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit():
+            raise ConfigurationError(f"--as-clients {self.address}: write HOST:PORT, where MQTT is spoken")
+        name, colon, password = (self.user or "").partition(":")
+        if self.user is not None and not colon:
+            raise ConfigurationError("--user: write NAME:PASSWORD")
+        user = (name, password) if self.user is not None else None
+        return ClientPlayer(host.strip("[]"), int(port), self.clients_max, user, arrivals)
+
+
 def play(
-    address: str,
-    filters: Sequence[str],
+    cast: Cast,
+    filters: Sequence[str] | None,
     wanted: ReplayRange,
-    speed: Speed,
-    chosen: Callable[[RouteTable], Selection],
-    from_file: Path | None,
-    clients_max: int,
-    user: str | None,
+    tests: Sequence[PayloadTest],
     target: Callable[[], Cluster],
-    as_json: bool,
 ) -> None:
     """The command; exit code 1 when something arrived otherwise than it was sent."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise ConfigurationError(f"--as-clients {address}: write HOST:PORT, where MQTT is spoken")
-    name, colon, password = (user or "").partition(":")
-    if user is not None and not colon:
-        raise ConfigurationError("--user: write NAME:PASSWORD")
+    topic_filters = checked_filters(filters or (["#"] if cast.from_file is not None else None))
     arrivals = Arrivals()
-    player = ClientPlayer(
-        host.strip("[]"), int(port), clients_max, (name, password) if user is not None else None, arrivals
-    )
+    player = cast.player(arrivals)
     begun_s = time.monotonic()
 
     async def run() -> None:
+        source = target()
+        table = RouteTable(source.routes)
+        chosen = Selection(topic_filters, table.topic_name_from_key, tests)
         async with AsyncExitStack() as stack:
-            if from_file is not None:
-                batches = file_batches(from_file, chosen(RouteTable(target().routes)))
+            if cast.from_file is not None:
+                batches = file_batches(cast.from_file, chosen)
             else:
-                batches = await _log_batches(stack, target(), filters, wanted, chosen)
-            await play_all(player, batches, filters, Pacer(speed))
+                log = await stack.enter_async_context(connected(source))
+                bounds, _ = await resolve(log, partitions_of(table, topic_filters), wanted)
+                reader = ReplayReader(log, bounds, chosen)
+                stack.push_async_callback(reader.stop)
+                batches = reader.batches()
+            await play_all(player, batches, topic_filters, Pacer(cast.speed))
 
     try:
         asyncio.run(run())
     except MqttClientError as error:
-        raise ConfigurationError(f"--as-clients {address}: {error}") from None
-    _tell(player, arrivals, time.monotonic() - begun_s, as_json)
+        raise ConfigurationError(f"--as-clients {cast.address}: {error}") from None
+    _tell(player, arrivals, time.monotonic() - begun_s, cast.as_json)
 
 
 async def play_all(
@@ -259,23 +278,6 @@ async def file_batches(path: Path, chosen: Selection) -> AsyncIterator[list[Item
             await asyncio.sleep(0)
     if portion:
         yield portion
-
-
-async def _log_batches(
-    stack: AsyncExitStack,
-    target: Cluster,
-    filters: Sequence[str],
-    wanted: ReplayRange,
-    chosen: Callable[[RouteTable], Selection],
-) -> AsyncIterator[list[Item]]:
-    from edge.cli.replay import connected  # which imports this module for the command
-
-    log = await stack.enter_async_context(connected(target))
-    table = RouteTable(target.routes)
-    bounds, _ = await resolve(log, partitions_of(table, filters), wanted)
-    reader = ReplayReader(log, bounds, chosen(table))
-    stack.push_async_callback(reader.stop)
-    return reader.batches()
 
 
 def _tell(player: ClientPlayer, arrivals: Arrivals, elapsed_s: float, as_json: bool) -> None:

@@ -16,7 +16,8 @@ from bridge.replay.reader import ReplayReader
 from bridge.replay.selection import Selection
 from bridge.replay.sink import Sink
 from edge.cli.console import ConfigOption, KafkaOption, RoutesOption, cluster
-from edge.cli.replay import (
+from edge.cli.replay_output import ScreenSink, default_form
+from edge.cli.replay_request import (
     CountOption,
     FiltersArgument,
     GrepOption,
@@ -25,9 +26,8 @@ from edge.cli.replay import (
     checked_filters,
     connected,
     now_ms,
-    selection,
+    payload_tests,
 )
-from edge.cli.replay_output import ScreenSink, default_form
 from schemas.replay_range import ReplayRange, parse_from_to
 
 
@@ -49,7 +49,7 @@ def run(
     begin = parse_from_to(text_from, None, now_ms())
     target = cluster(kafka, config, routes)
     table = RouteTable(target.routes)
-    chosen = selection(topic_filters, table, grep or (), grep_text or ())
+    chosen = Selection(topic_filters, table.topic_name_from_key, payload_tests(grep, grep_text))
     sink = ScreenSink(output or default_form())
 
     async def follow() -> None:

@@ -14,8 +14,9 @@ from bridge.replay.arrivals import Arrivals
 from bridge.replay.pacing import MAX, Pacer, parse_speed
 from bridge.replay.selection import Selection
 from edge.cli.app import app
-from edge.cli.replay import Request, replay
+from edge.cli.replay import replay
 from edge.cli.replay_clients import ClientPlayer, file_batches, play_all
+from edge.cli.replay_request import Request
 from schemas.replay_range import parse_from_to
 
 
@@ -48,7 +49,8 @@ async def test_what_was_recorded_arrives(tmp_path: Path, clients_max: int) -> No
         await play_all(player, batches, ["sensors/#"], Pacer(parse_speed("1000x")))
         assert not arrivals.differences()
         assert arrivals.report() == {
-            "sent": 300, "arrived": 300,
+            "sent": 300,
+            "arrived": 300,
             **dict.fromkeys(("missing", "extra", "reordered", "payload"), 0),
         }
         assert (player.report.clients, player.report.refused, player.report.connect_errors) == (20, 0, 0)

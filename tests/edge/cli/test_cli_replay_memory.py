@@ -23,7 +23,8 @@ from bridge.replay.run import ReplayRun
 from bridge.replay.selection import Item
 from edge.cli import replay as command
 from edge.cli.app import app
-from edge.cli.replay import Request, replay
+from edge.cli.replay import replay
+from edge.cli.replay_request import Request
 from schemas.catalogue import EVENTS
 from schemas.errors import ConfigurationError
 from schemas.events import Event
