@@ -51,6 +51,7 @@ __all__ = ["SessionLost", "SessionStore", "StoreSink", "session_position", "tran
 
 logger = logging.getLogger(__name__)
 
+FENCE_LINE_S = 60.0
 PARTITIONS = next(spec.partitions for spec in catalogue() if spec.name == SESSIONS)
 OPEN_TIMEOUT_S = 15.0  # for one session: longer than Kafka lets the open transaction of a dead node hold up readers
 _PROGRESS_END = b"\0" + KIND_PROGRESS
@@ -90,6 +91,7 @@ class SessionStore:
         self._log = source
         self._node_id = node_id
         self._ownership = ownership
+        self._clock = clock
         self._kafka_topic = kafka_topic
         self._partitions = partitions
         self._marker_key = marker_key(transactional_id(node_id))
@@ -109,6 +111,7 @@ class SessionStore:
             clock=clock,
             place=place,
         )
+        self._quiet_until: dict[str, float] = {}  # nodes that a line was written about
         self._fences: dict[str, SharedAnswer[None]] = {}
         self._counts = dict.fromkeys(("loads", "fences", "unreadable"), 0)
         self.load_ms = 0
@@ -296,7 +299,15 @@ class SessionStore:
             await producer.start()
         finally:
             await producer.stop()
-        logger.warning("node %s was fenced", node_id)
+        self._say_fenced(node_id)
+
+    def _say_fenced(self, node_id: str) -> None:
+        """Once a node and minute: it is fenced again and again while its sessions come here one by one."""
+        now_s = self._clock()
+        self._quiet_until = {node: until_s for node, until_s in self._quiet_until.items() if until_s > now_s}
+        if node_id not in self._quiet_until:
+            self._quiet_until[node_id] = now_s + FENCE_LINE_S
+            logger.warning("node %s does not release its sessions and is fenced", node_id)
 
     # Following
 

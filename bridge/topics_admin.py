@@ -112,6 +112,15 @@ async def check(
         return differences(specs, await _describe(admin, specs), replication_factor)
 
 
+async def missing(
+    bootstrap: str, specs: Sequence[KafkaTopicSpec], client_options: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """The names of those Kafka topics of the catalogue that do not exist."""
+    async with _admin(bootstrap, client_options) as admin:
+        existing = set(await admin.list_topics())
+        return tuple(spec.name for spec in specs if spec.name not in existing)
+
+
 async def show(
     bootstrap: str, specs: Sequence[KafkaTopicSpec], client_options: Mapping[str, Any] | None = None
 ) -> tuple[KafkaTopicState, ...]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Protocol
 import orjson
 import typer
 
+from bridge import topics_admin
 from bridge.kafka_log import KafkaLog
 from edge.cli.children import Child
 from edge.cli.console import JsonOption, output, print_json
@@ -23,10 +24,12 @@ from edge.cli.kafka_options import client_options
 from edge.node.config import EdgeConfig, load_config, make_config
 from edge.node.listeners import address_text
 from edge.node.node import EdgeNode
+from schemas.catalogue import catalogue
 from schemas.errors import ConfigurationError
 
 DEV_BANNER = "--dev: anonymous clients, no TLS, replication factor 1; this machine only, never a fleet"
 WORKERS_MAX = 64
+NAMED_MAX = 3  # missing Kafka topics that the complaint names
 
 
 def run(
@@ -46,7 +49,7 @@ def run(
     if workers > 1:
         run_loop(_run_workers(edge_config, workers, as_json, from_parent))
     else:
-        run_loop(_run_node(edge_config, as_json, from_parent))
+        run_loop(_run_node(edge_config, as_json, config))
 
 
 def set_up_logging(level: str) -> None:
@@ -82,12 +85,14 @@ def stop_event() -> asyncio.Event:
     return event
 
 
-async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> None:
+async def _run_node(config: EdgeConfig, as_json: bool, path: Path) -> None:
+    from_parent = str(path) == "-"
     stop = stop_event()
     if from_parent:
         _end_with(sys.stdin.fileno(), stop.set)
     if config.dev:
         logging.getLogger("headwater").warning(DEV_BANNER)
+    await check_kafka_topics(config, "FILE" if from_parent else str(path))
     node = EdgeNode(config, KafkaLog(config.kafka.bootstrap_servers, options=client_options(config.kafka)))
     tune_garbage_collection()
     starting = asyncio.ensure_future(node.start())
@@ -107,6 +112,24 @@ async def _run_node(config: EdgeConfig, as_json: bool, from_parent: bool) -> Non
         await node.stop()
         stopping.cancel()
     drained.cancel()
+
+
+async def check_kafka_topics(config: EdgeConfig, path: str) -> None:
+    """Raises ConfigurationError, which says what to run, where Kafka topics are missing. Where Kafka does not answer the
+    edge itself says so."""
+    bootstrap = config.kafka.bootstrap_servers
+    try:
+        missing = await topics_admin.missing(
+            bootstrap, catalogue(config.effective_routes()), client_options(config.kafka)
+        )
+    except topics_admin.AdminFailed as error:
+        logging.getLogger("headwater").info("cannot see which Kafka topics there are: %s", error)
+        return
+    if missing:
+        raise ConfigurationError(
+            f"Kafka at {bootstrap} lacks {len(missing)} Kafka topics ({', '.join(missing[:NAMED_MAX])}"
+            f"{', ...' if len(missing) > NAMED_MAX else ''}): run `headwater topics apply --config {path}` once"
+        )
 
 
 async def _run_workers(config: EdgeConfig, workers: int, as_json: bool, from_parent: bool) -> None:

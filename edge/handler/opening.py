@@ -197,7 +197,7 @@ async def _loaded(handler: EdgeProtocolHandler, durable: DurableSession) -> Stor
     left = await services.ownership.released(client_id, epoch, RELEASE_TIMEOUT_S)
     silent = {claim.claim.node_id for claim in left} - {services.node_id}
     if silent:
-        log.warning("client %s: %s did not release the session and is fenced", client_id, ", ".join(sorted(silent)))
+        log.debug("client %s: %s did not release the session and is fenced", client_id, ", ".join(sorted(silent)))
     return await services.sessions.load(client_id, silent)
 
 

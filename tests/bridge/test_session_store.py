@@ -272,7 +272,7 @@ async def test_a_commit_of_ours_that_has_not_begun_to_write_is_waited_for(
 
 
 async def test_many_loads_share_their_questions(
-    log: CountingLog, live: set[str], one: SessionNode, two: SessionNode
+    log: CountingLog, live: set[str], one: SessionNode, two: SessionNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.gather(*(one.open(f"c{number}") for number in range(200)))
     live.remove("one")
@@ -282,6 +282,11 @@ async def test_many_loads_share_their_questions(
     assert log.questions < 20
     assert 1 <= two.store.statistics()["fences"] < 20
     assert two.store._fences == {}
+    for _ in range(5):  # and one by one
+        await two.store._fence("one")
+    assert [each.getMessage() for each in caplog.records if "is fenced" in each.getMessage()] == [
+        "node one does not release its sessions and is fenced"
+    ]
 
 
 async def test_a_load_that_kafka_does_not_answer_is_told(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from bridge.topics_admin import apply
 from edge.cli import doctor
 from edge.cli.app import app
 from edge.cli.doctor import Finding, State
+from edge.cli.edge import check_kafka_topics
 from edge.cli.kafka_options import client_options
-from edge.node.config import KafkaConfig
+from edge.node.config import EdgeConfig, KafkaConfig, make_config
 from schemas.catalogue import NODES, catalogue
 from schemas.errors import ConfigurationError
 from schemas.nodes import NodeHeartbeat
@@ -157,6 +159,19 @@ def test_topics_apply_check_show(kafka_bootstrap: str, tmp_path: Path) -> None:
     differs = invoke("topics", "apply", *options)
     assert differs.exit_code == 1
     assert f"mqtt.{name}: the partition count is 3, should be 4" in differs.output
+
+
+def test_an_edge_without_its_kafka_topics_stops_with_a_hint(kafka_bootstrap: str) -> None:
+    """That Kafka is away is another matter: the edge itself says so."""
+    routes = [{"filter": "#", "kafka_topic": f"none.{uuid.uuid4().hex}", "partitions": 1}]
+
+    def config(bootstrap: str) -> EdgeConfig:
+        table = {"node_id": "n", "dev": True, "kafka": {"bootstrap_servers": bootstrap}, "routes": routes}
+        return make_config(table, "test")
+
+    with pytest.raises(ConfigurationError, match=r"none\..*headwater topics apply --config edge.toml"):
+        asyncio.run(check_kafka_topics(config(kafka_bootstrap), "edge.toml"))
+    asyncio.run(check_kafka_topics(config(f"127.0.0.1:{free_port()}"), "edge.toml"))
 
 
 def test_nodes_shows_lag(kafka_bootstrap: str) -> None:
