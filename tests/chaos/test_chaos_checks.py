@@ -168,6 +168,12 @@ def acknowledged_and_again(lines: list[Line]) -> None:
     lines.extend(each | {"conn": 2} for each in in_flow(16.5, "s", "p:1", 1, 7, dup=True))
 
 
+def twice_around_a_fault(lines: list[Line]) -> None:
+    """Another member gets p:2 when an edge has died."""
+    lines += [line(13.2, "fault", edge="a", kind="killed"), line(13.3, "healed", edge="a", kind="killed")]
+    lines += in_flow(13.6, "m1", "p:2", 2, 5)
+
+
 def healed(lines: list[Line], answer_s: float = 0.01) -> None:
     """A fault from 20 to 21; 30 messages long after it, answered after so many seconds."""
     lines += [line(20, "fault", edge="a", kind="killed"), line(21, "healed", edge="a", kind="killed")]
@@ -226,6 +232,7 @@ PLANTED: dict[str, tuple[str, Callable[[], Run]]] = {
         "I4",
         lambda: good_run(lambda lines: lines.extend(in_flow(13.6, "m1", "p:2", 2, 5))),
     ),
+    "QoS 2 twice in a group around a fault": ("I4", lambda: good_run(twice_around_a_fault)),
     "QoS 2 twice in the log": ("I4", lambda: in_log(good_run(), TWIN, record(2, 12, b"p:2"))),
     "QoS 1 twice on a connection": (
         "I5",

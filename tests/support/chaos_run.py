@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.chaos_checks import Log, Run, repeated_in_groups
+from support.chaos_checks import Log, Run
 from support.chaos_context import Context, Scenario
 from support.chaos_history import Recorder, read, replay
 from support.chaos_invariants import JUDGED_S, Digests, digests
@@ -25,7 +25,6 @@ from schemas.catalogue import catalogue
 EDGES = 3
 SHOWN_MAX = 8
 NO_WONDER = (" ERROR aiokafka", "no answer in time")  # that Kafka cannot be reached, or has not answered for 30 s
-REPEATED = "QoS 2 repeated in the shared group around the fault"
 COMPACTED = frozenset(spec.name for spec in catalogue() if spec.cleanup_policy == "compact")  # while it is read
 DEADLINE_S = 600.0
 LEAD_S = 4.0
@@ -80,7 +79,6 @@ async def perform(scenario: Scenario, seed: int, folder: Path) -> tuple[Context,
     run = load_run(folder)
     for judge in context.after:
         judge(run)
-    context.figures[REPEATED] = len(repeated_in_groups(run, around_fault=True))
     return context, run
 
 
