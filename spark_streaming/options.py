@@ -54,6 +54,7 @@ class CommonOptions:
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None  # None: no metrics; 0: a free port, which is said
     batch_records_max: int | None = None  # None: a micro-batch takes all that there is
+    qos2: bool = False  # whether the QoS 2 twins are read, too
     events: bool = True  # spark.* in headwater.events, where that Kafka topic exists
 
 
@@ -176,6 +177,7 @@ def common_options(job: str, arguments: argparse.Namespace, data_folder: Path) -
         metrics_port=arguments.metrics_port,
         events=arguments.events,
         batch_records_max=batch_records_max,
+        qos2=getattr(arguments, "qos2", False),
     )
 
 
@@ -290,6 +292,9 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         default="10s",
         metavar="DURATION",
         help="how far event time may be ahead of ingest time (default 10s)",
+    )
+    parser.add_argument(
+        "--qos2", action="store_true", help="messages of QoS 2 as well: twice the partitions, read committed"
     )
     parser.add_argument(
         "--batch-records", type=int, metavar="N", help="a micro-batch takes no more than N records (default: all)"

@@ -36,7 +36,7 @@ from spark_streaming.options import (
 )
 from spark_streaming.runner import PRIMARY_QUERY, default_data_folder, run_main
 from spark_streaming.sinks.kafka import kafka_writer
-from spark_streaming.sources.kafka import input_kafka_topics, message_records
+from spark_streaming.sources.kafka import input_kafka_topics, message_records, read_committed
 from spark_streaming.transforms.anomaly import alert_records, arrivals, out_of_range
 from spark_streaming.transforms.device_stats import ReadingRules, parsed, readings
 
@@ -129,8 +129,8 @@ def writers(session: SparkSession, options: Options, starting_offsets: str) -> l
     common = options.common
     source = message_records(
         session,
-        common.kafka,
-        input_kafka_topics(common.routes),
+        read_committed(common.kafka) if common.qos2 else common.kafka,
+        input_kafka_topics(common.routes, qos2=common.qos2),
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
         batch_records_max=common.batch_records_max,
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
         name=JOB,
         common=options.common,
         shape=stateful_shape(options),
-        inputs=input_kafka_topics(options.common.routes),
+        inputs=input_kafka_topics(options.common.routes, qos2=options.common.qos2),
         outputs=(ANALYTICS,),
         writers=lambda session, starting_offsets: writers(session, options, starting_offsets),
     )

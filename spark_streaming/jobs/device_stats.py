@@ -30,7 +30,7 @@ from spark_streaming.options import (
 )
 from spark_streaming.runner import PRIMARY_QUERY, default_data_folder, run_main
 from spark_streaming.sinks.kafka import kafka_writer
-from spark_streaming.sources.kafka import input_kafka_topics, message_records
+from spark_streaming.sources.kafka import input_kafka_topics, message_records, read_committed
 from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
 from spark_streaming.transforms.results import dead_letters, stats_records
 from spark_streaming.transforms.windows import Windows, device_windows, with_heartbeat, without_heartbeat
@@ -144,12 +144,10 @@ def stateful_shape(options: Options) -> dict[str, str | int]:
 def writers(session: SparkSession, options: Options, starting_offsets: str) -> list[DataStreamWriter]:
     """Both queries, ready to start."""
     common = options.common
-    inputs = input_kafka_topics(common.routes)
-
     source = message_records(
         session,
-        common.kafka,
-        inputs,
+        read_committed(common.kafka) if common.qos2 else common.kafka,
+        input_kafka_topics(common.routes, qos2=common.qos2),
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
         batch_records_max=common.batch_records_max,
@@ -177,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
         name=JOB,
         common=options.common,
         shape=stateful_shape(options),
-        inputs=input_kafka_topics(options.common.routes),
+        inputs=input_kafka_topics(options.common.routes, qos2=options.common.qos2),
         outputs=(ANALYTICS, DEAD_LETTER),
         writers=lambda session, starting_offsets: writers(session, options, starting_offsets),
     )

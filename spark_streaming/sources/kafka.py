@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.errors import ConfigurationError
-from schemas.routes import ANALYTICS, DEAD_LETTER, Route, message_kafka_topics
+from schemas.routes import ANALYTICS, DEAD_LETTER, Q2_SUFFIX, Route, message_kafka_topics
 from spark_streaming.errors import KafkaUnusable
 
 OUTPUTS = frozenset({ANALYTICS, DEAD_LETTER})  # reading what we write would feed a job its own results
@@ -37,14 +37,17 @@ def read_committed(kafka: KafkaSettings) -> KafkaSettings:
     return replace(kafka, properties={**kafka.properties, "isolation.level": "read_committed"})
 
 
-def input_kafka_topics(routes: Sequence[Route]) -> tuple[str, ...]:
-    """The routes' Kafka topics without our outputs. Raises ConfigurationError when none is left."""
+def input_kafka_topics(routes: Sequence[Route], *, qos2: bool = False) -> tuple[str, ...]:
+    """The routes' Kafka topics without our outputs, with their QoS 2 twins or without.
+
+    Raises ConfigurationError when none is left.
+    """
     found = tuple(name for name in message_kafka_topics(routes) if name not in OUTPUTS)
     if not found:
         raise ConfigurationError(
             f"routes: every route leads to {ANALYTICS}, so there is nothing to read; add a route '#'"
         )
-    return found
+    return (*found, *(f"{name}{Q2_SUFFIX}" for name in found)) if qos2 else found
 
 
 def message_records(

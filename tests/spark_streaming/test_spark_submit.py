@@ -96,6 +96,8 @@ def test_files_of_options(tmp_path: Path) -> None:
 
 def test_outputs_are_never_read() -> None:
     assert input_kafka_topics(read_options(["--kafka", "h:1"]).common.routes) == ("mqtt.sensors", "mqtt.messages")
+    twins = ("mqtt.sensors.q2", "mqtt.messages.q2")
+    assert input_kafka_topics(read_options(["--qos2"]).common.routes, qos2=True)[2:] == twins
     with pytest.raises(ConfigurationError, match="nothing to read"):
         input_kafka_topics((Route("#", "mqtt.analytics"),))
 
