@@ -14,7 +14,7 @@ from edge.cli.app import app
 from schemas.errors import ConfigurationError
 
 
-class Replaced(Exception):  # noqa: N818
+class Replaced(Exception):
     """Stands for the process that would have been replaced."""
 
 
