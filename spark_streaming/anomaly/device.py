@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from spark_streaming.anomaly.rules import (
@@ -71,19 +71,25 @@ class Device:
         values: dict[str, Any] = json.loads(text)
         device = cls(name, rules)
         device.timer_ms, device._heard_ms = values["timer_ms"], values["heard_ms"]
-        device._silence = Episode(**values["silence"]) if values["silence"] else None
-        for metric, remembered in values["metrics"].items():
-            episodes = {kind: Episode(**episode) for kind, episode in remembered.pop("episodes").items()}
-            device._metrics[metric] = Metric(**remembered, episodes=episodes)
+        device._silence = Episode(*values["silence"]) if values["silence"] else None
+        for metric, (*figures, episodes) in values["metrics"].items():
+            device._metrics[metric] = Metric(*figures)
+            device._metrics[metric].episodes = {kind: Episode(*episode) for kind, episode in episodes.items()}
         return device
 
     def to_json(self) -> str:
-        """The whole state; a newer version of this class must read it or raise STATE_VERSION."""
+        """The whole state, fields in their order; whoever changes them raises STATE_VERSION."""
         values = {
             "timer_ms": self.timer_ms,
             "heard_ms": self._heard_ms,
-            "silence": asdict(self._silence) if self._silence else None,
-            "metrics": {name: asdict(metric) for name, metric in self._metrics.items()},
+            "silence": _packed(self._silence) if self._silence else None,
+            "metrics": {
+                name: (
+                    *(m.count, m.mean, m.variance, m.last, m.last_ms, m.same_since_ms),
+                    {kind: _packed(episode) for kind, episode in m.episodes.items()},
+                )
+                for name, m in self._metrics.items()
+            },
         }
         return json.dumps(values, separators=(",", ":"))
 
@@ -198,6 +204,10 @@ class Device:
             alerts.append(self._cleared(SILENCE, None, self._silence, None, at_ms, reason))
         self._metrics, self._silence = {}, None
         return alerts
+
+
+def _packed(episode: Episode) -> tuple[str, int, int]:
+    return episode.id, episode.since_ms, episode.good
 
 
 def _deviation(metric: Metric) -> float:
