@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from support.chaos_checks import Run
 
 AROUND_FAULT_S = 15.0  # an edge is held for dead after 6 s; then its leases move and its messages come again
-RECOVERED_S = 8.0  # after a fault: a dead edge is noticed after 6 s
+RECOVERED_S = AROUND_FAULT_S  # after a fault
 KAFKA_RECOVERED_S = 25.0  # after one of Kafka: groups form anew, and what has waited goes out
 JUDGED_S = 5.0  # for so long the load must then go on
 JUDGED_MIN = 20  # publishes in that time: fewer say nothing
