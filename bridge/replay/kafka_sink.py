@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from bridge.log import Headers, Log, LogTruncated, PendingRecord, Position, Record, RecordRefused
+from bridge.log import Headers, Log, LogTruncated, LogUnavailable, PendingRecord, Position, Record, RecordRefused
 from bridge.partitioning import Destination, RouteTable
 from bridge.replay.selection import Item
 from schemas.errors import ConfigurationError, TopicError
@@ -30,7 +30,7 @@ from schemas.routes import Q2_SUFFIX
 from schemas.topics import check_topic_name
 
 BATCH_RECORDS_MAX = 500
-BATCH_BYTES_MAX = 512 * 1024  # far below max.message.bytes: one record's headers may still be large
+BATCH_BYTES_MAX = 512 * 1024  # a larger record comes alone: no other is refused with it
 OPEN_BATCHES_MAX = 64  # at most 32 MiB wait for Kafka
 FETCH_TIMEOUT_S = 2.0
 NAMES_MAX = 100_000
@@ -75,13 +75,19 @@ class KafkaSink:
         self._target = target
         self._run_id = run_id
         self._places: dict[tuple[Position, bytes], tuple[Position, bytes | None, bytes]] = {}
-        self._open: deque[tuple[asyncio.Future[int], int]] = deque()
+        self._open: deque[tuple[asyncio.Future[int], Position, list[PendingRecord]]] = deque()
         self._written: set[tuple[str, int, int]] = set()  # sources that are there from before the interruption
         self._watched = self._destinations(partitions)
         self.refused = 0
         self.repeated = 0
 
     async def open(self, saved: dict[str, Any] | None) -> None:
+        try:
+            await self._log.end_offsets(self._watched)
+        except LogUnavailable as error:
+            raise LogUnavailable(
+                f"{error} (`headwater topics check` says whether the Kafka topics are there)"
+            ) from None
         if saved is not None:
             self._run_id = str(saved["run"])
             await self._find_written({_position(text): int(end) for text, end in saved["ends"].items()})
@@ -99,12 +105,14 @@ class KafkaSink:
                 self.refused += 1
                 continue
             to, key, new_name = place
-            batch = batches.setdefault(to, [])
-            batch.append((record.key if key is None else key, record.value, self._headers(position, record, new_name)))
-            sizes[to] = sizes.get(to, 0) + len(record.value or b"") + 256
-            if len(batch) >= BATCH_RECORDS_MAX or sizes[to] >= BATCH_BYTES_MAX:
+            size = len(record.value or b"") + 256
+            if to in batches and (len(batches[to]) >= BATCH_RECORDS_MAX or sizes[to] + size > BATCH_BYTES_MAX):
                 await self._submit(to, batches.pop(to))
-                del sizes[to]
+            if to not in batches:
+                batches[to], sizes[to] = [], 0
+            sizes[to] += size
+            headers = self._headers(position, record, new_name)
+            batches[to].append((record.key if key is None else key, record.value, headers))
         for to, batch in batches.items():
             await self._submit(to, batch)
 
@@ -122,7 +130,7 @@ class KafkaSink:
             await self._log.submit(to.kafka_topic, to.partition, [(to.key, orjson.dumps({"end": end}), headers)])
 
     async def close(self) -> None:
-        for future, _ in self._open:
+        for future, _, _ in self._open:
             future.cancel()
 
     # Where to
@@ -168,17 +176,20 @@ class KafkaSink:
     # Appending
 
     async def _submit(self, to: Position, records: list[PendingRecord]) -> None:
-        self._open.append((self._log.submit(*to, records), len(records)))
+        self._open.append((self._log.submit(*to, records), to, records))
         await self._settle(OPEN_BATCHES_MAX)
 
     async def _settle(self, left: int) -> None:
         """Until so few batches are open. Raises LogError when nobody knows what became of one."""
         while len(self._open) > left:
-            future, count = self._open.popleft()
+            future, to, records = self._open.popleft()
             try:
                 await future
-            except RecordRefused:
-                self.refused += count
+            except RecordRefused as error:
+                if error.divisible and len(records) > 1:
+                    self._open.extend((self._log.submit(*to, [record]), to, [record]) for record in records)
+                else:
+                    self.refused += len(records)
 
     async def _find_written(self, since: dict[Position, int]) -> None:
         """What this run appended behind its last checkpoint. Raises LogUnavailable."""

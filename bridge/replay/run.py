@@ -78,6 +78,7 @@ class ReplayRun:
             if self._is_clean:
                 await self._save()
             raise
+        await self.sink.checkpoint()  # what became of the last records is known then
         end = self._end()
         await self.sink.finish(end)
         self.state.is_done = True

@@ -14,10 +14,10 @@ import pytest
 from support.replay import TABLE, ListSink, filled_log, put
 from typer.testing import CliRunner
 
-from bridge.log import LogUnavailable
+from bridge.log import LogUnavailable, RecordRefused
 from bridge.memory_log import MemoryLog
 from bridge.replay.jsonl import digest_file, read_file
-from bridge.replay.kafka_sink import KafkaSink, Target, prefix_target
+from bridge.replay.kafka_sink import Target, prefix_target
 from bridge.replay.pacing import MAX, parse_speed
 from bridge.replay.run import ReplayRun
 from bridge.replay.selection import Item
@@ -308,23 +308,28 @@ def test_mistakes_are_said_before_anything_is_done(arguments: tuple[str, ...], s
     assert said in str(result.exception)
 
 
-async def test_a_sink_refuses_what_kafka_refuses() -> None:
-    from bridge.log import RecordRefused
+async def test_what_kafka_refuses_is_counted_and_takes_no_others_along() -> None:
+    log, to_log = MemoryLog(), MemoryLog()
+    for number in range(50):
+        put(log, "sensors/s/1/temp", b"x" * (2 * 1024 * 1024 + 1 if number == 25 else 10))
+    end = await run(request(target=prefix_target("p")), log, to_log)
+    assert (end["records"], end["refused"]) == (50, 1)
+    to = TABLE.destination("p/sensors/s/1/temp")
+    assert len(to_log.records(to.kafka_topic, to.partition)) == 49
+    to_log.fail_next(RecordRefused("one of them", divisible=True))
+    end = await run(request(target=prefix_target("q"), tests=(), count=20), log, to_log)
+    assert "refused" not in end
+    to_log.fail_next(RecordRefused("all of them"))
+    end = await run(request(target=prefix_target("r"), count=20), log, to_log)
+    assert end["refused"] == 20
 
-    log = filled_log(10)
+
+async def test_a_target_that_is_not_there_is_said_with_what_to_do() -> None:
     to_log = MemoryLog()
-    to_log.fail_next(RecordRefused("too large"))
-    sink = KafkaSink(to_log, TABLE, prefix_target("p"), "run")
-    from bridge.replay.bounds import partitions_of, resolve
-    from bridge.replay.reader import ReplayReader
-    from bridge.replay.selection import Selection
-    from schemas.replay_range import BEGINNING, END, ReplayRange
 
-    bounds, _ = await resolve(log, partitions_of(TABLE, ["#"]), ReplayRange(BEGINNING, END))
-    reader = ReplayReader(log, bounds, Selection(["#"], TABLE.topic_name_from_key))
-    async for batch in reader.batches():
-        await sink.write(batch)
-    await sink.checkpoint()
-    await reader.stop()
-    assert sink.refused > 0
-    assert sink.refused + len(values(to_log, "p/")) == 10
+    async def end_offsets(_: object) -> dict[Any, int]:
+        raise LogUnavailable("no leader")
+
+    to_log.end_offsets = end_offsets  # type: ignore[method-assign]
+    with pytest.raises(LogUnavailable, match="topics check"):
+        await run(request(target=prefix_target("p")), filled_log(3), to_log)
