@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of: {', '.join(PARTS)}")
-    parser.add_argument("--records", type=int, default=400_000, help="of the throughput part (default 400000)")
+    parser.add_argument("--records", type=int, default=300_000, help="of the throughput part (default 300000)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each latency measurement (default 20)")
     options = parser.parse_args(arguments)
     if strangers := set(options.parts) - set(PARTS):
