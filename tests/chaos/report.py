@@ -29,8 +29,8 @@ result, so runs before a mend (listed below) are not in the table: *last run* sa
   above it.
 * I15 allows 3 s for the machine, leaves QoS 2 out around a fault (its delivery begins when its Packet Identifier is
   stored, which waits for Kafka), and is not looked at where an edge's clock is wrong.
-* I17: what Kafka holds of messages and events, read by aiokafka's consumer and again by the edges' own reader, byte
-  for byte.
+* I17: what Kafka holds of messages, read by aiokafka's consumer and by `headwater replay '#' --from beginning`: keys,
+  payloads and headers, byte for byte.
 * The machine was busy with other work: times are what they were there, invariants are what counts.
 
 *Recovery* is the longest time from the end of a fault to the first

@@ -39,7 +39,7 @@ class Run:
     log: Log
     edges: tuple[EdgeLeft, ...] = ()
     wanted: tuple[tuple[str, frozenset[str]], ...] = ()  # durable clients and their Topic Filters
-    read: Digests = field(default_factory=dict)  # the log, and what a second reader found in it
+    read: Digests = field(default_factory=dict)  # the log of messages, and what a replay found in it
     replayed: Digests = field(default_factory=dict)
 
     @property

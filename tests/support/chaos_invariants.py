@@ -227,11 +227,11 @@ def _digest(record: Record) -> str:
 
 
 def i17_replay(run: Run) -> list[str]:
-    """A second reader of another make finds the same records: byte for byte, in the same order."""
+    """`headwater replay` finds the same records as another reader: byte for byte, in the same order."""
     wrong = []
     for place in sorted(run.read.keys() | run.replayed.keys()):
         read, again = list(run.read.get(place, ())), list(run.replayed.get(place, ()))
         if read != again:
             first = next((one for one, other in zip(read, again, strict=False) if one != other), None)
-            wrong.append(f"{place}: {len(read)} records, {len(again)} the second time; first difference: {first}")
+            wrong.append(f"{place}: {len(read)} records, {len(again)} replayed; first difference: {first}")
     return wrong

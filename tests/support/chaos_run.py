@@ -20,12 +20,12 @@ from support.chaos_workload import Workload
 from support.simulation_checks import EdgeLeft
 
 from bridge.memory_log import MemoryRecord
-from schemas.catalogue import catalogue
+from schemas.routes import DEFAULT_ROUTES
 
 EDGES = 3
 SHOWN_MAX = 8
 NO_WONDER = (" ERROR aiokafka", "no answer in time")  # that Kafka cannot be reached, or has not answered for 30 s
-COMPACTED = frozenset(spec.name for spec in catalogue() if spec.cleanup_policy == "compact")  # while it is read
+OF_MESSAGES = frozenset(name for each in DEFAULT_ROUTES for name in (each.kafka_topic, each.q2_kafka_topic))
 DEADLINE_S = 600.0
 LEAD_S = 4.0
 
@@ -65,8 +65,7 @@ async def perform(scenario: Scenario, seed: int, folder: Path) -> tuple[Context,
             await load.leave()
             await site.until_left()
             log = await site.read_log()
-            kept = {place: each for place, each in log.items() if each and place[0] not in COMPACTED}
-            once, again = {place: digests(each) for place, each in kept.items()}, await site.read_again(kept)
+            once, again = _messages(log), _messages(await site.replay(folder / "replay.jsonl"))
             for position, records in site.before_deletion.items():
                 whole = {each.offset: each for each in [*records, *log[position]]}
                 log[position] = [whole[offset] for offset in sorted(whole)]
@@ -80,6 +79,11 @@ async def perform(scenario: Scenario, seed: int, folder: Path) -> tuple[Context,
     for judge in context.after:
         judge(run)
     return context, run
+
+
+def _messages(log: Log) -> Digests:
+    """What the log holds of messages, without poison."""
+    return {place: digests(each) for place, each in without_poison(log).items() if each and place[0] in OF_MESSAGES}
 
 
 def save(path: Path, left: Left) -> None:

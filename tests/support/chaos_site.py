@@ -8,8 +8,9 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import aiohttp
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from support.chaos_history import Recorder, Sample
-from support.chaos_invariants import Digests, above, baseline, digests, recovered_after_s
+from support.chaos_invariants import above, baseline, recovered_after_s
 from support.chaos_proxy import FaultProxy
 
 from benchmarks.sessions.fleet import LIMITS, PORTS, FleetEdge
@@ -26,11 +27,13 @@ from bridge import topics_admin
 from bridge.embedded_kafka import EmbeddedKafka
 from bridge.embedded_kafka.server import free_port, is_port_free
 from bridge.embedded_kafka.settings import HOST
-from bridge.kafka_log import KafkaLog
 from bridge.log import Position
 from bridge.memory_log import MemoryRecord
+from bridge.replay.jsonl import read_file
 from edge.node.config import make_config
 from schemas.catalogue import catalogue
+
+Log = dict[Position, list[MemoryRecord]]
 
 POLL_S = 0.05
 SAMPLE_S = 2.0
@@ -164,7 +167,7 @@ class Site:
     def __init__(self, folder: Path, edges: int, recorder: Recorder) -> None:
         self.folder = folder
         self.recorder = recorder
-        self.before_deletion: dict[Position, list[MemoryRecord]] = {}  # what DeleteRecords or compaction has taken
+        self.before_deletion: Log = {}  # what DeleteRecords or compaction has taken
         self.credentials: dict[str, object] = {}  # of all clients
         self.at_end = ExitStack()
         self.calm_at = 0.0  # on the monotonic clock: all faults should be forgotten
@@ -262,7 +265,7 @@ class Site:
             self.recorder.write("healed", kind=kind, edge=edge)
             self.calm_at = max(self.calm_at, time.monotonic() + recovered_after_s(edge))
 
-    async def read_log(self) -> dict[Position, list[MemoryRecord]]:
+    async def read_log(self) -> Log:
         """Everything that Kafka has committed."""
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self.kafka.bootstrap,
@@ -276,7 +279,7 @@ class Site:
             partitions = [TopicPartition(spec.name, n) for spec in catalogue() for n in range(spec.partitions)]
             consumer.assign(partitions)
             ends = await consumer.end_offsets(partitions)
-            log: dict[Position, list[MemoryRecord]] = {(each.topic, each.partition): [] for each in partitions}
+            log: Log = {(each.topic, each.partition): [] for each in partitions}
             async with asyncio.timeout(60):
                 while await _behind(consumer, ends):
                     for place, records in (await consumer.getmany(timeout_ms=200, max_records=5_000)).items():
@@ -291,24 +294,26 @@ class Site:
         finally:
             await consumer.stop()
 
-    async def read_again(self, log: Mapping[Position, Sequence[MemoryRecord]]) -> Digests:
-        """The same partitions up to the same ends, by the reader that the edges use."""
-        reader = KafkaLog(self.kafka.bootstrap, client_id="second-reader")
-        await reader.start()
-        try:
-            wanted = {place: records[-1].offset for place, records in log.items() if records}
-            consumer = reader.consumer(None, read_committed=True)
-            consumer.assign(await reader.start_offsets(wanted.keys()))
-            found: dict[Position, list[tuple[int, str]]] = {place: [] for place in wanted}
-            async with asyncio.timeout(60):
-                while any(not found[place] or found[place][-1][0] < last for place, last in wanted.items()):
-                    for place, records in await consumer.fetch(1.0):
-                        found[place] += [each for each in digests(records) if each[0] <= wanted[place]]
-            return found
-        except TimeoutError:
-            return found  # the comparison says what is missing
-        finally:
-            await reader.stop()
+    async def replay(self, path: Path) -> Log:
+        """What `headwater replay` says that the log holds of messages."""
+        command = [sys.executable, "-P", "-m", "edge.cli.app", "replay", "#", "--from", "beginning"]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *("--to-file", str(path), "--overwrite", "--kafka", self.kafka.bootstrap),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        assert process.returncode == 0, said.decode()
+        found: Log = {}
+        for item in read_file(path):
+            if not isinstance(item, dict):
+                _, position, record, _ = item
+                found.setdefault(position, []).append(
+                    MemoryRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+                )
+        return found
 
     async def delete_records(self, kafka_topic: str) -> None:
         """DeleteRecords of all that a Kafka topic holds; it stays in `before_deletion`."""
