@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -88,7 +89,9 @@ def _replay(bootstrap: str, folder: Path, arguments: tuple[str, ...], records: i
     what = " ".join(arguments)
     rate = f"{records / elapsed_s:,.0f} records/s with the start of Python"
     own = [line for line in done.stderr.splitlines() if "records/s" in line]
-    print(f"replay {what}: {elapsed_s:.1f} s, {rate}, {cpu_us / records:.1f} us CPU per record {own}", flush=True)
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"replay {what}: {elapsed_s:.1f} s, {rate}, {cpu_us / records:.1f} us CPU per record, {peak_mib:.0f} MiB")
+    print("  ", *own, flush=True)
 
 
 async def _fill(bootstrap: str, count: int) -> int:

@@ -16,7 +16,7 @@ def partitions_of(routes: RouteTable, topic_filters: Iterable[str]) -> frozenset
     """Every partition in which a message may be that one of the filters matches, the QoS 2 twins included."""
     found: set[Position] = set()
     for topic_filter in topic_filters:
-        found |= routes.partitions(topic_filter) | routes.twin_partitions(topic_filter)
+        found |= routes.kept_partitions(topic_filter)
     return frozenset(found)
 
 

@@ -7,7 +7,7 @@ is not read on until they have come up; the one that is furthest behind always i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from bridge.log import Log, LogTruncated, Position, Record
 from bridge.replay.merging import Lane, horizon_ms, take_all, take_merged
@@ -40,7 +40,7 @@ class ReplayReader:
                 self._halves.append(_Half(source, lanes, selection, room, read_committed=twins))
         self.records_read = 0
 
-    async def batches(self) -> AsyncIterator[list[Item]]:
+    async def batches(self) -> AsyncGenerator[list[Item], None]:
         """The records of all partitions, in the order of time and of each partition.
 
         A live reader gives out what comes as it comes. Raises LogUnavailable.

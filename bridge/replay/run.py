@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ PROGRESS_S = 0.2
 class Reader(Protocol):
     """What the loop needs of a `ReplayReader`."""
 
-    def batches(self) -> AsyncIterator[list[Item]]: ...
+    def batches(self) -> AsyncGenerator[list[Item], None]: ...
 
     def positions(self) -> dict[Position, int]: ...
 
@@ -86,26 +87,27 @@ class ReplayRun:
         return end
 
     async def _replay(self) -> None:
-        batches = self.reader.batches()
-        async for batch in batches:
-            left: Sequence[Item] = batch
-            if self.records_max is not None:
-                left = batch[: self.records_max - self.progress.records]
-            is_last = len(left) < len(batch)
-            while left:
-                count, wait_s = self.pacer.due(left, asyncio.get_running_loop().time())
-                if count:
-                    await self._write(left[:count])
-                    left = left[count:]
-                if left and wait_s:
-                    await self._look_around()
-                    await asyncio.sleep(wait_s)
-            if not is_last:
-                self._positions.update(self.reader.positions())
-            await self._look_around()
-            if is_last or self.progress.records == self.records_max:
-                return
+        async with aclosing(self.reader.batches()) as batches:
+            async for batch in batches:
+                room = None if self.records_max is None else self.records_max - self.progress.records
+                await self._play(batch[:room])
+                if room is None or len(batch) <= room:
+                    self._positions.update(self.reader.positions())
+                await self._look_around()
+                if room is not None and len(batch) >= room:
+                    return
         self._positions.update(self.reader.positions())
+
+    async def _play(self, left: Sequence[Item]) -> None:
+        """Write each when it is due."""
+        while left:
+            count, wait_s = self.pacer.due(left, asyncio.get_running_loop().time())
+            if count:
+                await self._write(left[:count])
+                left = left[count:]
+            if left and wait_s:
+                await self._look_around()
+                await asyncio.sleep(wait_s)
 
     async def _write(self, items: Sequence[Item]) -> None:
         self._is_clean = False

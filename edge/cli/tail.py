@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Annotated
 
 import typer
@@ -15,6 +15,7 @@ from bridge.replay.bounds import partitions_of, resolve
 from bridge.replay.reader import ReplayReader
 from bridge.replay.selection import Selection
 from bridge.replay.sink import Sink
+from bridge.resize_layouts import read_layouts
 from edge.cli.console import ConfigOption, KafkaOption, RoutesOption, cluster
 from edge.cli.replay_output import ScreenSink, default_form
 from edge.cli.replay_request import (
@@ -54,6 +55,7 @@ def run(
 
     async def follow() -> None:
         async with connected(target) as log:
+            await read_layouts(log, table)
             await tail(log, table, topic_filters, begin, chosen, sink, count)
 
     with suppress(KeyboardInterrupt):  # how everybody ends it
@@ -77,9 +79,10 @@ async def tail(
         here = {at: (end, None) if last else (first, end) for at, (first, end) in bounds.items()}
         reader = ReplayReader(source, here, chosen)
         try:
-            async for batch in reader.batches():
-                await sink.write(batch[:left])
-                if left is not None and (left := left - len(batch)) <= 0:
-                    return
+            async with aclosing(reader.batches()) as batches:
+                async for batch in batches:
+                    await sink.write(batch[:left])
+                    if left is not None and (left := left - len(batch)) <= 0:
+                        return
         finally:
             await reader.stop()
