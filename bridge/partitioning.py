@@ -137,12 +137,13 @@ class RouteTable:
         return found
 
     def kept_partitions(self, topic_filter: str) -> frozenset[tuple[str, int]]:
-        """`partitions`, and those that only hold what was written by counts that nobody reads any more: history."""
+        """Where the filter's messages are, those of QoS 2, too, for who reads history: also the partitions that only
+        hold what was written by counts that nobody else reads any more."""
         found = set(self.partitions(topic_filter))
         for kafka_topic, layout in self._layouts.items():
             for count in layout.former:
                 found.update((kafka_topic, each) for each in self.partitions_by(kafka_topic, topic_filter, count))
-        return frozenset(found)
+        return frozenset(found | {(kafka_topic + Q2_SUFFIX, partition) for kafka_topic, partition in found})
 
     def _partitions_of(self, kafka_topic: str) -> int:
         return next(route.partitions_total for route in self.routes if route.kafka_topic == kafka_topic)

@@ -55,7 +55,8 @@ class ResizeFollower:
 
     Args:
         control_caught_up: `Control.caught_up`.
-        moved: called in the step in which names go elsewhere: whoever keeps destinations forgets them.
+        moved: called with the Kafka topic in the step in which its names go elsewhere: whoever keeps destinations
+            forgets them.
         missed: called when a switch was missed: close all clients.
         announce: called when there is something new to say in the heartbeat (`told`).
     """
@@ -70,7 +71,7 @@ class ResizeFollower:
         shared: SharedSubscriptions,
         control_caught_up: Callable[[], Awaitable[None]],
         *,
-        moved: Callable[[], None],
+        moved: Callable[[str], None],
         missed: Callable[[], None],
         announce: Callable[[], None],
     ) -> None:
@@ -173,7 +174,7 @@ class ResizeFollower:
             self._deliverer.restart_fresh(lambda position: _begin(layout, position))
             self._missed()
         self._write_on(kafka_topic, followed)
-        self._moved()
+        self._moved(kafka_topic)
         self._shared.go_on()
         self._deliverer.go_on(kafka_topic, layout.written.since)
 

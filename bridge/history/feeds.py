@@ -10,7 +10,6 @@ from bridge.history.feed import ReplayFeed, ReplayMember
 from bridge.log import Log, Position
 from bridge.partitioning import RouteTable
 from bridge.shared.reader import DeadLetter, SharedReader
-from bridge.shared.shared_subscriptions import partitions_of
 from schemas.replay_filter import parse_replay
 from schemas.replay_range import PointKind, ReplayPoint, ReplayRangeError, parse_from_to
 from schemas.sessions import ReplayPlace
@@ -64,7 +63,7 @@ class ReplayFeeds:
         span = parse_from_to(parsed.text_from, parsed.text_to, now_ms)
         if span.end is not None and span.end.kind is PointKind.TIME and span.end.time_ms > now_ms + AHEAD_MAX_MS:
             raise ReplayRangeError("to lies in the future: leave it away to go on live")
-        partitions = partitions_of(self._routes, parsed.topic_filter)
+        partitions = self._routes.kept_partitions(parsed.topic_filter)
         ends = await self._log.end_offsets(partitions)
         known = dict(places or {})
         if fresh := partitions - known.keys():

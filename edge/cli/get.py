@@ -10,6 +10,7 @@ import typer
 from bridge.partitioning import RouteTable
 from bridge.replay.retained_at import RetainedAt, read_retained
 from bridge.replay.run import time_text
+from bridge.resize_layouts import read_layouts
 from edge.cli.console import ConfigOption, KafkaOption, RoutesOption, cluster
 from edge.cli.replay_output import ScreenSink, default_form, printable
 from edge.cli.replay_request import FiltersArgument, OutputOption, checked_filters, connected, now_ms
@@ -36,7 +37,9 @@ def run(
 
     async def read() -> RetainedAt:
         async with connected(target) as log:
-            return await read_retained(log, RouteTable(target.routes), topic_filters, at_ms)
+            table = RouteTable(target.routes)
+            await read_layouts(log, table)
+            return await read_retained(log, table, topic_filters, at_ms)
 
     found = asyncio.run(read())
     items = found.items(now_ms())

@@ -29,6 +29,7 @@ from bridge.replay.run import Progress, ReplayRun
 from bridge.replay.selection import Selection
 from bridge.replay.sink import Sink
 from bridge.replay.state import ReplayState, load_state, new_state
+from bridge.resize_layouts import read_layouts
 from edge.cli.console import Cluster, ConfigOption, KafkaOption, RoutesOption, cluster
 from edge.cli.control import who_am_i
 from edge.cli.replay_clients import Cast, play
@@ -159,11 +160,13 @@ async def _replay(request: Request, source_cluster: Cluster) -> tuple[dict[str, 
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(connected(source_cluster))
         table = to_table = RouteTable(source_cluster.routes)
+        await read_layouts(source, table)
         to_log: Log = source
         if request.to_kafka is not None:
             there = cluster(request.to_kafka, request.to_config)
             to_log = await stack.enter_async_context(connected(there))
-            to_table = RouteTable(there.routes) if request.to_config is not None else table
+            to_table = RouteTable(there.routes if request.to_config is not None else source_cluster.routes)
+            await read_layouts(to_log, to_table)
         with progress_bar(request.to_file is not None or request.target is not None or request.dry_run) as bar:
             end = await replay(request, source, to_log, table, bar.show, to_table)
     return end, time.monotonic() - begun_s

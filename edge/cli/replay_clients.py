@@ -23,6 +23,7 @@ from bridge.replay.jsonl import read_file
 from bridge.replay.pacing import Pacer, Speed
 from bridge.replay.reader import ReplayReader
 from bridge.replay.selection import Item, PayloadTest, Selection
+from bridge.resize_layouts import read_layouts
 from edge.cli.console import Cluster, output, print_json
 from edge.cli.replay_output import printable
 from edge.cli.replay_request import checked_filters, connected
@@ -234,6 +235,7 @@ def play(
                 batches = file_batches(cast.from_file, chosen)
             else:
                 log = await stack.enter_async_context(connected(source))
+                await read_layouts(log, table)
                 bounds, _ = await resolve(log, partitions_of(table, topic_filters), wanted)
                 reader = ReplayReader(log, bounds, chosen)
                 stack.push_async_callback(reader.stop)

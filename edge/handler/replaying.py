@@ -132,6 +132,15 @@ class Replays:
         found = {replay_filter: dict(places) for replay_filter, places in self._places.items()}
         return found | {replay_filter: feed.places(kept) for replay_filter, feed in self._feeds.items()}
 
+    def goes_on_in(self, kafka_topic: str) -> bool:
+        """Whether a replay that goes on live reads the Kafka topic: it knows nothing of partitions that are new."""
+        return any(
+            position[0] == kafka_topic
+            for replay_filter, feed in self._feeds.items()
+            if (parsed := parse_replay(replay_filter)) is not None and parsed.text_to is None
+            for position in feed.positions
+        )
+
     def gone(self) -> None:
         """The connection has ended."""
         for feed in self._feeds.values():
