@@ -255,7 +255,7 @@ _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 _NO_SESSION, _FINAL_EPOCH, _UNKNOWN = 0, -1, -1
 
 FetchedPartition = tuple[str, int, int, int, list[tuple[int, int]], bytes]
-"""(kafka_topic, partition, error code, end, aborted transactions, record batches)."""
+"""(kafka_topic, partition, error code, end of what may be read, aborted transactions, record batches)."""
 
 
 class LeanFetchAnswer(Response):  # type: ignore[misc]
@@ -284,7 +284,9 @@ class LeanFetchAnswer(Response):  # type: ignore[misc]
             (count,) = _INT32.unpack_from(view, at + length)
             at += length + 4
             for _ in range(count):
-                partition, code, end, _, _, transactions = _ANSWER_PARTITION.unpack_from(view, at)
+                partition, code, end, stable_end, _, transactions = _ANSWER_PARTITION.unpack_from(view, at)
+                if transactions >= 0:  # read committed: nothing behind it may be read yet
+                    end = stable_end
                 at += _ANSWER_PARTITION.size
                 aborted: list[tuple[int, int]] = []
                 for _ in range(transactions):  # -1: none, as for read uncommitted

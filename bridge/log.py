@@ -196,7 +196,8 @@ class LogConsumer(Protocol):
         ...
 
     def end_of(self, partition: Position) -> int | None:
-        """The end of the partition as of the last answer that spoke of it; None when nothing is known."""
+        """The end of the partition as of the last answer that spoke of it; None when nothing is known. For who reads
+        committed: where the first open transaction begins."""
         ...
 
     def position_of(self, partition: Position) -> int | None:

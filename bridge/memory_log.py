@@ -523,10 +523,9 @@ class MemoryLogConsumer:
             end = held.start + len(held.records)
             if not held.start <= offset <= end:
                 raise LogTruncated(position, offset, min(max(offset, held.start), end))
-            self._ends[position] = end
+            stable_end = self._ends[position] = held.stable_end if self._read_committed else end
             if offset == end:
                 continue
-            stable_end = held.stable_end if self._read_committed else end
             passed = held.records[offset - held.start : min(stable_end - held.start, offset - held.start + room)]
             if not passed:
                 continue

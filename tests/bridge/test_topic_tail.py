@@ -142,6 +142,31 @@ async def test_what_was_there_is_taken_before_start_returns_and_the_rest_when_it
     await tail.stop()
 
 
+async def test_an_open_transaction_is_waited_for_however_long_it_stays_open(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes for a while, and yet there is something: another edge stands still in the middle of a commit."""
+    monkeypatch.setattr("bridge.topic_tail.GAP_S", 0.02)
+    taken: list[bytes | None] = []
+    log.put("t", 0, b"k", b"first")
+    producer = log.transactional_producer("other")
+    await producer.start()
+    log.hold_commits()
+    committing = asyncio.create_task(producer.commit([(("t", 0), (b"k", b"late", ()))]))
+    async with asyncio.timeout(10):
+        while log.partition(("t", 0)).end < 2:
+            await asyncio.sleep(0)
+        tail = TopicTail(log, "t", 1, lambda partition, record: taken.append(record.value), read_committed=True)
+        starting = asyncio.create_task(tail.start())
+        await asyncio.sleep(0.2)  # several times what a gap takes
+        log.release_commits()
+        await committing
+        await starting
+        await tail.caught_up()
+    assert taken == [b"first", b"late"]
+    await tail.stop()
+
+
 async def test_it_goes_on_when_the_log_cannot_be_read_for_a_while(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
