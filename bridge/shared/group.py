@@ -101,7 +101,7 @@ class ShareGroup:
     """`$share/<share name>/<topic filter>` on this node; a subscriber in the reader's table (`deliver` is not used).
 
     ``is_leased`` is asked before anything is handed out, ``may_give`` before a QoS 2 message is:
-    whether there can be a hand-over at this moment; ``on_hungry`` is called when more can be read; ``clock_ms`` is the wall
+    whether there can be a hand-over now; ``on_hungry`` is called when more can be read; ``clock_ms`` is the wall
     clock in ms, for Message Expiry.
     """
 

@@ -68,8 +68,17 @@ def at_s(record: MemoryRecord) -> float:
     return record.timestamp / 1000 - EPOCH_S
 
 
+SHARE = "$share/"
+
+
+def is_shared(topic_filter: str) -> bool:
+    return topic_filter.startswith(SHARE)
+
+
 def matches(topic_filter: str, topic_name: str) -> bool:
     """Section 4.7, in its simplest form."""
+    if is_shared(topic_filter):
+        topic_filter = topic_filter.split("/", 2)[2]
     filter_levels, levels = topic_filter.split("/"), topic_name.split("/")
     if topic_name.startswith("$") and filter_levels[0] in ("+", "#"):
         return False
@@ -87,6 +96,7 @@ def _due(span: SubscriptionSpan, message: Message) -> bool:
         span.until_at == INFINITY
         and span.from_at <= message.sent_at
         and span.granted_qos > 0
+        and not is_shared(span.topic_filter)
         and matches(span.topic_filter, message.topic_name)
         and not (span.no_local and span.client == message.publisher)
     )
@@ -155,6 +165,7 @@ def _first_receipts(evidence: Evidence) -> dict[tuple[str, int], list[tuple[Rece
         seen.add(key)
         if any(
             span.from_at <= message.sent_at
+            and not is_shared(span.topic_filter)  # each member gets a part, and what another one has left, later
             and matches(span.topic_filter, message.topic_name)
             and span.until_at > receipt.at
             for span in spans[receipt.client, receipt.session]
@@ -203,7 +214,11 @@ def i4_exactly_once(evidence: Evidence) -> list[str]:
         and history.messages[payload].qos == 2
         and not history.messages[payload].is_will
     ]
-    counts = Counter((each.client, each.session, each.payload) for each in _live(history) if each.qos == 2)
+    counts = Counter(
+        (each.client, each.session, each.payload)
+        for each in _live(history)
+        if each.qos == 2 and not each.topic_name.startswith("sh/")  # these are looked at by group
+    )
     for (client, _, payload), count in counts.items():
         message = history.messages.get(payload)
         if count > 1 and not (message is not None and message.is_will):
@@ -214,7 +229,9 @@ def i4_exactly_once(evidence: Evidence) -> list[str]:
 def i5_duplicates(evidence: Evidence) -> list[str]:
     """On one connection each record of the log comes once; the log has a message as often as it was sent, at most."""
     history, occurrences = evidence.history, evidence.occurrences()
-    counts = Counter((each.client, each.connection, each.payload) for each in _live(history))
+    counts = Counter(  # what a group hands out it may hand out again, unless it has QoS 2: see I4
+        (each.client, each.connection, each.payload) for each in _live(history) if not each.topic_name.startswith("sh/")
+    )
     wrong = [
         f"{payload!r} came to {client}/{connection} {count} times and is in the log {len(occurrences[payload])} times"
         for (client, connection, payload), count in counts.items()
@@ -272,8 +289,9 @@ def i8_sessions(evidence: Evidence) -> list[str]:
             if found != filters:
                 wrong.append(f"{client} subscribes to {sorted(filters)}; {edge.node_id} has stored {found}")
             table = edge.tables.get(client)
-            if table is not None and table != filters:
-                wrong.append(f"{client} subscribes to {sorted(filters)}; {edge.node_id} delivers {sorted(table)}")
+            own = frozenset(each for each in filters if not is_shared(each))
+            if table is not None and table != own:
+                wrong.append(f"{client} subscribes to {sorted(own)}; {edge.node_id} delivers {sorted(table)}")
     return wrong
 
 
@@ -376,6 +394,69 @@ def _was_faulty(evidence: Evidence, connection: Connection, following: Connectio
     )
 
 
+def i4_exactly_once_in_a_group(evidence: Evidence) -> list[str]:
+    """A message with QoS 2 is one session's of all those that share a subscription, and comes to it once."""
+    history = evidence.history
+    shares = {each for _, each in history.asked if is_shared(each)}
+    counts: dict[bytes, list[Receipt]] = defaultdict(list)
+    for receipt in _live(history):
+        if receipt.qos == 2:
+            counts[receipt.payload].append(receipt)
+    wrong = []
+    for payload, receipts in counts.items():
+        message = history.messages.get(payload)
+        if message is None or not message.topic_name.startswith("sh/"):
+            continue
+        groups = sum(matches(share, message.topic_name) for share in shares)
+        if len(receipts) > groups:
+            wrong.append(f"{groups} groups got {payload!r} {len(receipts)} times: {', '.join(map(_who, receipts))}")
+    return wrong
+
+
+def i11_groups(evidence: Evidence) -> list[str]:
+    """Members together get all that was acknowledged while the group had a member that stayed; and, when nothing
+    failed and nobody left, each message once.
+
+    What was given to a session with QoS 2 goes with it when it ends [MQTT5-4.8.2-5].
+    """
+    history = evidence.history
+    wrong = []
+    received: Counter[bytes] = Counter(each.payload for each in _live(history))
+    spans: dict[str, list[SubscriptionSpan]] = defaultdict(list)
+    for span in history.spans:
+        if is_shared(span.topic_filter):
+            spans[span.topic_filter].append(span)
+    for share, members in spans.items():
+        for message in history.messages.values():
+            if not message.topic_name.startswith("sh/") or not matches(share, message.topic_name):
+                continue
+            stayed = any(_due_to_group(span, message) for span in members)
+            went = any(message.sent_at < span.until_at < INFINITY for span in members)
+            if (
+                stayed
+                and message.qos
+                and message.answered_at is not None
+                and message.expiry_s is None
+                and not (went and message.qos == 2)
+                and not received[message.payload]
+            ):
+                wrong.append(
+                    f"{message.payload!r} (QoS {message.qos}, {message.topic_name}) came to no member of {share}"
+                )
+    if not evidence.kinds and len(spans) == 1:
+        ends = [each.ended_at for each in history.connections if each.ended_at is not None]
+        for payload, count in received.items():
+            message = history.messages.get(payload)
+            if message is not None and message.topic_name.startswith("sh/") and count > 1:
+                if not any(at >= message.sent_at for at in ends):
+                    wrong.append(f"{payload!r} came {count} times, and nothing had happened")
+    return wrong
+
+
+def _due_to_group(span: SubscriptionSpan, message: Message) -> bool:
+    return span.until_at == INFINITY and span.from_at <= message.sent_at and span.granted_qos > 0
+
+
 def i14_rights(evidence: Evidence) -> list[str]:
     """What nobody may publish or subscribe to is never delivered, nor in the log."""
     wrong = [f"{_who(receipt)}" for receipt in evidence.history.receipts if receipt.topic_name.startswith("secret/")]
@@ -455,6 +536,7 @@ def i16_low_water(evidence: Evidence) -> list[str]:
 def _matches_span(span: SubscriptionSpan, message: Message) -> bool:
     return (
         span.granted_qos > 0
+        and not is_shared(span.topic_filter)
         and matches(span.topic_filter, message.topic_name)
         and not (span.no_local and span.client == message.publisher)
     )
@@ -469,11 +551,13 @@ CHECKS: dict[str, Callable[[Evidence], list[str]]] = {
     "I2": i2_only_what_was_sent,
     "I3": i3_order,
     "I4": i4_exactly_once,
+    "I4 of groups": i4_exactly_once_in_a_group,
     "I5": i5_duplicates,
     "I7": i7_one_owner,
     "I8": i8_sessions,
     "I9": i9_retained,
     "I10": i10_wills,
+    "I11": i11_groups,
     "I14": i14_rights,
     "I15": i15_expiry,
     "I16": i16_low_water,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+from support.simulation_leases import NodeLeases, SimulatedGroups
 from support.simulation_loop import Process
 
 from bridge.log import (
@@ -30,7 +31,6 @@ from bridge.log import (
     TransactionAborted,
 )
 from bridge.memory_log import MemoryLog, MemoryLogConsumer, _Transaction
-from bridge.shared.memory_lease import MemoryLeases
 
 ANSWER_S = 10.0  # as the clients of Kafka: a question is repeated for so long
 WRITE_S, END_S, START_S = 8.0, 10.0, 20.0  # a transaction's writing, its commit, taking the id
@@ -178,8 +178,9 @@ class NodeLog:
     def transactional_producer(self, transactional_id: str) -> NodeTransactionalProducer:
         return NodeTransactionalProducer(self, transactional_id)
 
-    def leases(self) -> MemoryLeases:
-        return self.log.leases()
+    def leases(self) -> NodeLeases:
+        assert isinstance(self.log.groups, SimulatedGroups)
+        return NodeLeases(self, self.log.groups)
 
     def statistics(self) -> dict[str, Any]:
         return {}

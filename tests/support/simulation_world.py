@@ -19,12 +19,12 @@ from typing import Any
 from support.simulation_checks import EdgeLeft, Evidence, check, committed
 from support.simulation_client import ModelClient, Plan
 from support.simulation_history import Fault, History
+from support.simulation_leases import SimulatedGroups
 from support.simulation_link import Link
 from support.simulation_log import NodeLog
 from support.simulation_loop import EPOCH_S, Process, VirtualLoop
 
 from bridge.memory_log import MemoryLog
-from bridge.shared.memory_lease import MemoryLease
 from edge.access.acl import DevAcl
 from edge.access.principal import Credentials, Principal
 from edge.handler.protocol import EdgeProtocolHandler
@@ -49,6 +49,8 @@ FAULTS = (
 )
 TOPIC_NAMES = ("a", "a/b", "a/c", "b/c", "sensors/s/d1/t", "sensors/s/d2/t", "r/1", "r/2")
 FILTERS = ("a", "a/#", "+/c", "a/+", "#", "sensors/+/d1/#", "sensors/s/d2/t", "r/+", "will/#", "b/c")
+SHARED_NAMES = ("sh/1", "sh/2")  # of these groups, and of nobody else
+SHARES = ("$share/g/sh/#", "$share/h/sh/1")
 SECRET = "secret/x"
 START_TIMEOUT_S = 60.0
 HEAL_TIMEOUT_S = 240.0
@@ -190,8 +192,9 @@ class World:
         self.history = History()
         self.fault_counts: Counter[str] = Counter()
         self.exercised: Counter[str] = Counter()
-        SerialHandler._made = MemoryLease.names = 0
+        SerialHandler._made = 0
         self.log = MemoryLog(clock_ms=lambda: int((EPOCH_S + loop.time()) * 1000))
+        self.log.groups = SimulatedGroups(loop.outside)
         self.processes: list[Process] = []
         rng = self.rng
         self.kinds = (
@@ -200,6 +203,7 @@ class World:
         self.edges = [Edge(self, f"edge-{number}") for number in range(1, rng.choice((1, 2, 2, 2, 3)) + 1)]
         if "clock" in self.kinds:
             rng.choice(self.edges).clock_offset_s = rng.choice((-30.0, -5.0, 5.0, 30.0))
+        self.has_groups = rng.random() < 0.4
         self.clients = [self._client(number) for number in range(1, rng.randint(2, 5) + 1)]
         self.intruders = 0
         self.is_healing = False
@@ -231,7 +235,10 @@ class World:
         client = ModelClient(plan, self.loop, rng, self.history)
         client.on_end = self._client_ended
         for topic_filter in rng.sample(FILTERS, rng.randint(0, 3)):
-            client.want(topic_filter, rng.choice((0, 1, 1, 2, 2)), rng.random() < 0.15)
+            if not (self.has_groups and topic_filter == "#"):  # what came by a group is nobody else's
+                client.want(topic_filter, rng.choice((0, 1, 1, 2, 2)), rng.random() < 0.15)
+        if self.has_groups and rng.random() < 0.7:
+            client.want(rng.choice(SHARES), rng.choice((1, 2, 2)))
         self._tick_client(client)
         return client
 
@@ -314,14 +321,25 @@ class World:
         elif action == "move":
             self.connect(client)
         elif action == "subscribe":
-            client.want(rng.choice((*FILTERS, "secret/#")), rng.choice((0, 1, 2)), rng.random() < 0.15)
+            self._want(client)
         elif client.wanted:
             client.unwant(rng.choice(list(client.wanted)))
         self._count(action)
 
+    def _want(self, client: ModelClient) -> None:
+        rng = self.rng
+        if self.has_groups and rng.random() < 0.4:
+            client.want(rng.choice(SHARES), rng.choice((1, 2, 2)))
+            return
+        topic_filter = rng.choice((*FILTERS, "secret/#"))
+        if not (self.has_groups and topic_filter == "#"):
+            client.want(topic_filter, rng.choice((0, 1, 2)), rng.random() < 0.15)
+
     def _publish(self, client: ModelClient, *, retain: bool) -> None:
         rng = self.rng
         name = rng.choice(("r/1", "r/2")) if retain else rng.choice((*TOPIC_NAMES, *TOPIC_NAMES, SECRET))
+        if self.has_groups and not retain and rng.random() < 0.5:
+            name = rng.choice(SHARED_NAMES)
         expiry_s = rng.choice((1, 3, 30)) if rng.random() < 0.1 and client.plan.version == 5 else None
         client.publish(name, rng.choice((0, 1, 1, 2, 2)), retain, expiry_s)
 
@@ -506,7 +524,7 @@ class World:
         """What the checkers look at, when all is quiet."""
         log = {position: committed(held.records) for position, held in self.log._partitions.items()}
         wanted = {
-            client.plan.name: frozenset(client.wanted)
+            client.plan.name: frozenset(client.wanted)  # shared ones, too: they are stored
             for client in self.clients
             if client.is_idle and client.connection is not None and client.connection.expiry_s
         }

@@ -1,4 +1,4 @@
-"""Marks: what a group stores of a partition says exactly what is still to be handed out, and fits into Kafka's limit."""
+"""Marks: what a group stores of a partition says exactly what is still to be handed out, and fits into the limit."""
 
 from __future__ import annotations
 
