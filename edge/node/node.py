@@ -403,15 +403,19 @@ class EdgeNode:
             services.catch_up,
             services.shared,
             control_caught_up,
-            moved=self._forget_targets,
+            moved=self._names_moved,
             missed=self._resize_missed,
             announce=self._announce,
         )
 
-    def _forget_targets(self) -> None:
-        for handler in self.services.connections:
+    def _names_moved(self, kafka_topic: str) -> None:
+        """The Kafka topic was resized: its names are resolved anew. Replays that go on live come again, from where they
+        are, as their partitions are fixed when they begin."""
+        for handler in list(self.services.connections):
             if handler.engine.incoming is not None:
                 handler.engine.incoming.forget_targets()
+            if handler.replaying is not None and handler.replaying.goes_on_in(kafka_topic):
+                handler.disconnect(ReasonCode.SERVER_BUSY, "partitions were resized; connect again to go on replaying")
 
     def _resize_missed(self) -> None:
         for handler in list(self.services.connections):
