@@ -35,7 +35,8 @@ TOGETHER_MAX = 200  # sessions settled at a time: each is a claim and a transact
 
 
 class SessionKeeper:
-    """One edge's part of the work. `live` names the live nodes, this one among them.
+    """One edge's part of the work. `live` names the live nodes, this one among them; `on_adopted` hears of the clients
+    whose connection was lost with their edge, and which edge that was.
 
     Runs as a task of the node; `run` ends only by being cancelled.
     """
@@ -50,6 +51,7 @@ class SessionKeeper:
         live: Callable[[], Iterable[str]],
         clock_ms: Callable[[], int],
         on_over: Callable[[SessionState], None] = lambda state: None,
+        on_adopted: Callable[[str, str], None] = lambda client_id, node_id: None,
     ) -> None:
         self._ownership = ownership
         self._sessions = sessions
@@ -59,6 +61,7 @@ class SessionKeeper:
         self._live = live
         self._clock_ms = clock_ms
         self._on_over = on_over
+        self._on_adopted = on_adopted
         self._counts = dict.fromkeys(("adopted", "expired", "wills", "failures"), 0)
 
     async def run(self) -> None:
@@ -103,6 +106,8 @@ class SessionKeeper:
         is_orphan = not claim.is_released
         if not claim.claim.durable:
             ownership.forget(client_id, claim.epoch)  # nothing is stored
+            if is_orphan:
+                self._on_adopted(client_id, claim.node_id)
             return
         claimed = await ownership.claim(client_id, claim.claim.principal, True)
         keeps = True
@@ -112,6 +117,8 @@ class SessionKeeper:
             stored = await self._load(client_id, claimed.epoch)
             if ownership.is_owner(client_id, claimed.epoch):
                 self._counts["adopted"] += is_orphan
+                if is_orphan:
+                    self._on_adopted(client_id, claim.node_id)
                 keeps = await self._store(client_id, claimed.epoch, stored)
         finally:
             if keeps:

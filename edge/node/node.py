@@ -435,6 +435,7 @@ class EdgeNode:
             self._live_nodes,
             services.wall_ms,
             on_over=self._session_over,
+            on_adopted=self._connection_lost,
         )
 
     async def _start_retained(self, services: EdgeServices) -> None:
@@ -537,6 +538,10 @@ class EdgeNode:
         """Nobody comes back to the session."""
         filters = (each.topic_filter for each in state.subscriptions)
         self.services.forget_shared(each for each in filters if each.startswith(SHARE_PREFIX))
+
+    def _connection_lost(self, client_id: str, node_id: str) -> None:
+        """Nobody else can say so: the edge that had the connection is gone."""
+        self.services.event("disconnected", client_id, reason="its edge is gone", of_node=node_id)
 
     def _session_lost(self, client_id: str, epoch: int) -> None:
         """A later claim: the connection that has the session here ends, and with it its ownership."""

@@ -12,7 +12,10 @@ from spark_streaming.transforms.results import header
 
 TOPIC_NAME_ROOT = "analytics/presence"
 KINDS = ("connected", "disconnected", "taken_over", "denied")
-_EVENT = "struct<kind:string,client_id:string,node_id:string,detail:struct<action:string,peer:string,reason:string>>"
+_EVENT = (
+    "struct<kind:string,client_id:string,node_id:string,"
+    "detail:struct<action:string,peer:string,reason:string,of_node:string>>"
+)
 _ESCAPED = (("%", "%25"), ("/", "%2F"), ("+", "%2B"), ("#", "%23"))
 _CONTROL_CHARACTERS = "[\\x00-\\x1f\\x7f]"
 
@@ -25,7 +28,7 @@ def happenings(records: DataFrame) -> DataFrame:
     return parsed.where(known).select(
         fn.col("event.client_id").alias("client_id"),
         fn.col("event.kind").alias("kind"),
-        fn.col("event.node_id").alias("node_id"),
+        fn.coalesce("event.detail.of_node", "event.node_id").alias("node_id"),  # another edge tells of one that is gone
         fn.unix_millis("timestamp").alias("at_ms"),
         "partition",
         "offset",

@@ -132,6 +132,7 @@ def test_events_are_read_and_changes_written(spark: SparkSession) -> None:
         Event("subscribed", "c", "edge-1", 5, {"topic_filters": ["x"]}).to_json(),
         Event("denied", "c", "edge-1", 5, {"action": "publish", "left_out": 3}).to_json(),
         Event("denied", "", "edge-1", 5, {"action": "api"}).to_json(),
+        Event("disconnected", "c", "edge-1", 5, {"reason": "its edge is gone", "of_node": "edge-2"}).to_json(),
         b"{bad",
         b"\xff",
         None,
@@ -144,6 +145,7 @@ def test_events_are_read_and_changes_written(spark: SparkSession) -> None:
         [
             ("a/b+#%", "connected", "edge-1", at_ms, 1, 0, None, "10.0.0.1", None, at),
             ("c", "denied", "edge-1", at_ms, 1, 2, "publish", None, None, at),
+            ("c", "disconnected", "edge-2", at_ms, 1, 4, None, None, "its edge is gone", at),
         ],
     )
     changed = [

@@ -56,7 +56,8 @@ async def expected_changes(bootstrap: str, client_ids: list[str]) -> dict[tuple[
             continue
         position = f"{record.partition}/{record.offset}"
         named = {name: event.detail.get(name) for name in ("action", "peer", "reason")}
-        happening = Happening(event.kind, event.node_id, record.timestamp, position, **named)
+        node_id = event.detail.get("of_node", event.node_id)
+        happening = Happening(event.kind, node_id, record.timestamp, position, **named)
         for change in clients[event.client_id].happened(happening, rules):
             found[change.state, change.id] = json.loads(change.to_json())
     return found
