@@ -251,6 +251,9 @@ class Deliverer:
             self._pass_limits()
         self._change_assignment()
 
+    def is_paused(self, kafka_topic: str) -> bool:
+        return kafka_topic in self._paused
+
     def is_limited(self, kafka_topic: str) -> bool:
         """Whether what was written before the last `go_on` is not all handed out yet."""
         return any(position[0] == kafka_topic for position in self._limits)
