@@ -5,6 +5,7 @@ key                            value, JSON with ``"version": 1``; a tombstone ta
 =============================  =========================================================================================
 ``ban/client_id/<client id>``  `Ban`; likewise ``ban/user/<user name>`` and ``ban/address/<address or network>``
 ``acl/rules``                  `AclRules`: the whole rule set, instead of the one in the edges' files
+``auto/subscriptions``         `AutoSubscriptionTables`: all of them, likewise
 ``node/<node id>``             `NodeCommand`: what this process of the node is to do
 ``layout/<kafka topic>``       `schemas.layouts.Layout`: how its Topic Names are spread over partitions, after a resize
 =============================  =========================================================================================
@@ -25,9 +26,10 @@ from schemas.layouts import LAYOUT_KIND, Layout, decode_layout
 from schemas.nodes import json_object
 
 CONTROL_VERSION: Final = 1
-CONTROL_KINDS: Final = ("ban", "acl", "node", "layout")
+CONTROL_KINDS: Final = ("ban", "acl", "auto", "node", "layout")
 BAN_KINDS: Final = ("client_id", "user", "address")
 ACL_KEY: Final = "acl/rules"
+AUTO_KEY: Final = "auto/subscriptions"
 DRAIN: Final = "drain"
 
 
@@ -96,6 +98,24 @@ class AclRules:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoSubscriptionTables:
+    """Auto-subscriptions, each a table as under ``[[auto_subscriptions]]``. `edge.rules.auto_subscriptions` finds what
+    is wrong with one."""
+
+    tables: tuple[dict[str, Any], ...]
+    created_by: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of its record."""
+        return AUTO_KEY
+
+    def to_json(self) -> bytes:
+        """The value of its record."""
+        return orjson.dumps({"version": CONTROL_VERSION, "rules": self.tables, "created_by": self.created_by})
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCommand:
     """A command for one process, which its incarnation names: the next process of the node does not obey it again."""
 
@@ -123,7 +143,7 @@ class NodeCommand:
         )
 
 
-ControlEntry: TypeAlias = Ban | AclRules | NodeCommand | Layout
+ControlEntry: TypeAlias = Ban | AclRules | AutoSubscriptionTables | NodeCommand | Layout
 
 
 def control_key(key: bytes | None) -> tuple[str, str]:
@@ -144,6 +164,8 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlEntry | Non
         ban_kind, ban_value = _parse_ban(of)
     elif kind == "acl" and of != "rules":
         raise RecordError(f"acl/{of}: the one ACL is {ACL_KEY}")
+    elif kind == "auto" and of != "subscriptions":
+        raise RecordError(f"auto/{of}: the one list is {AUTO_KEY}")
     if value is None:
         return None
     if kind == LAYOUT_KIND:
@@ -157,6 +179,8 @@ def decode_control(key: bytes | None, value: bytes | None) -> ControlEntry | Non
         return Ban(ban_kind, ban_value, _number(fields, "expires_at", what), _text(fields, "reason", what), by)
     if kind == "acl":
         return AclRules(_rules(fields, what), by)
+    if kind == "auto":
+        return AutoSubscriptionTables(_rules(fields, what), by)
     incarnation, command = _text(fields, "incarnation", what), _text(fields, "command", what)
     clients_per_s = _number(fields, "clients_per_s", what)
     if not incarnation or not command or (clients_per_s is not None and clients_per_s <= 0):

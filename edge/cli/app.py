@@ -9,7 +9,24 @@ from typing import Annotated
 
 import typer
 
-from edge.cli import acl, bans, demo, doctor, edge, get, kafka, nodes, passwd, replay, spark, tail, tokens, topics, up
+from edge.cli import (
+    acl,
+    auto_subscriptions,
+    bans,
+    demo,
+    doctor,
+    edge,
+    get,
+    kafka,
+    nodes,
+    passwd,
+    replay,
+    spark,
+    tail,
+    tokens,
+    topics,
+    up,
+)
 from schemas.errors import HeadwaterError
 
 app = typer.Typer(
@@ -32,6 +49,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(bans.app, name="bans")
 app.add_typer(acl.app, name="acl")
+app.add_typer(auto_subscriptions.app, name="auto-subscriptions")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(spark.app, name="spark")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from bridge.log import LogError
+from bridge.log import LogError, LogUnavailable
 from bridge.ownership import EXCLUSIVE_KEY
 from edge.wire import ReasonCode, Subscribe
 from schemas.sessions import StoredSession, StoredSubscription
@@ -98,11 +98,16 @@ async def take(handler: EdgeProtocolHandler, topic_filter: str) -> ReasonCode | 
 async def take_again(
     handler: EdgeProtocolHandler, subscriptions: tuple[StoredSubscription, ...]
 ) -> tuple[StoredSubscription, ...]:
-    """A stored session comes to this edge, and what is exclusive with it; without what it has lost meanwhile."""
+    """A stored session comes to this edge, and what is exclusive with it; without what it has lost meanwhile.
+
+    Raises LogUnavailable: Kafka does not tell.
+    """
     kept = []
     for each in subscriptions:
         if each.topic_filter.startswith(EXCLUSIVE_PREFIX):
             refusal = await take(handler, each.topic_filter.removeprefix(EXCLUSIVE_PREFIX))
+            if refusal is ReasonCode.UNSPECIFIED_ERROR:
+                raise LogUnavailable(f"nobody knows who has {each.topic_filter}")
             if refusal is not None:
                 why = "another session has the exclusive subscription"
                 handler.services.event("unsubscribed", handler.client_id, topic_filters=[each.topic_filter], reason=why)

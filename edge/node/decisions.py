@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from edge.access.acl import Acl, load_rules
 from edge.handler.services import EdgeServices
 from edge.handler.subscribing import filters_of
+from edge.rules.auto_subscriptions import load_auto_subscriptions
 from edge.session.transitions import ConnectionState
 from edge.wire import ReasonCode
-from schemas.control import ACL_KEY, DRAIN, AclRules, Ban, ControlEntry, NodeCommand
+from schemas.control import ACL_KEY, AUTO_KEY, DRAIN, AclRules, AutoSubscriptionTables, Ban, ControlEntry, NodeCommand
 from schemas.errors import ConfigurationError, RecordError
 from schemas.topics import SHARE_PREFIX
 
@@ -38,6 +39,7 @@ class Decisions:
         self._incarnation = incarnation
         self._drain = drain
         self._from_file = services.access.authorizer
+        self._auto_subscriptions_from_file = services.rules.auto_subscriptions
         self._sweep_is_due = self._rights_are_due = False
         self._task: asyncio.Task[None] | None = None
         self._ticks = 0
@@ -50,6 +52,9 @@ class Decisions:
         elif key == ACL_KEY:
             assert entry is None or isinstance(entry, AclRules)
             self._take_rules(entry)
+        elif key == AUTO_KEY:
+            assert entry is None or isinstance(entry, AutoSubscriptionTables)
+            self._take_auto_subscriptions(entry)
         elif isinstance(entry, NodeCommand):
             self._take_command(entry)
 
@@ -84,6 +89,16 @@ class Decisions:
         log.info("the ACL is now %s", "the one of the file" if entry is None else f"{len(entry.rules)} rules")
         self._rights_are_due = True
         self._sweep_soon()
+
+    def _take_auto_subscriptions(self, entry: AutoSubscriptionTables | None) -> None:
+        """For whoever connects from now on."""
+        rules = self._services.rules
+        try:
+            rules.auto_subscriptions = (
+                load_auto_subscriptions(entry.tables) if entry is not None else self._auto_subscriptions_from_file
+            )
+        except ConfigurationError as error:
+            raise RecordError(str(error)) from None
 
     def _take_command(self, entry: NodeCommand) -> None:
         if entry.node_id != self._services.node_id or entry.incarnation != self._incarnation:

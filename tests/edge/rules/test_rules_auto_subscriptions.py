@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.edges import edge_config, memory_edge, mqtt_address
+from support.edges import edge_config, memory_edge, mqtt_address, until
 from support.wire_client import WireClient, connected
 
+from bridge.control import ControlRefused
 from bridge.memory_log import MemoryLog
 from edge.access.principal import Principal
+from edge.cli.auto_subscriptions import tables_from_file
+from edge.handler.subscribing import filters_of
 from edge.rules.auto_subscriptions import load_auto_subscriptions
 from edge.wire import Properties, Puback, Publish, ReasonCode, Suback, Subscribe, SubscriptionRequest
+from schemas.control import AUTO_KEY, AutoSubscriptionTables
 from schemas.errors import ConfigurationError
 
 STORED = {"properties": Properties(session_expiry_interval_s=600)}
@@ -101,3 +106,53 @@ async def test_it_needs_no_right_of_the_client_and_outlives_a_change_of_the_rule
             edge.services.clients["reader"].rights_changed()
             await publish(writer, b"c/reader/a", b"1")
             assert (await reader.receive(Publish)).payload == b"1"
+
+
+async def test_a_list_in_kafka_holds_on_every_edge_instead_of_those_of_the_files() -> None:
+    log = MemoryLog()
+    files = {"auto_subscriptions": [{"filter": "file"}]}
+    async with memory_edge(log, node_id="edge-1", **files) as one, memory_edge(log, node_id="edge-2", **files) as two:
+
+        async def filters(client_id: str) -> tuple[str, ...]:
+            async with connected(mqtt_address(two), client_id):
+                return filters_of(two.services.clients[client_id])
+
+        def count() -> int:
+            return len(two.services.rules.auto_subscriptions.of(Principal("a", "a", "")))
+
+        assert await filters("a") == ("file",)
+        assert one.control is not None
+        await one.control.put(AutoSubscriptionTables(({"filter": "c/%c", "qos": 1}, {"filter": "all"})))
+        await until(lambda: count() == 2, "every edge has it")
+        assert await filters("b") == ("c/b", "all")
+        with pytest.raises(ControlRefused, match="needs filter"):
+            await one.control.put(AutoSubscriptionTables(({"qos": 1},)))
+        assert count() == 2
+        await one.control.remove(AUTO_KEY)
+        await until(lambda: count() == 1, "the file holds again")
+        assert await filters("c") == ("file",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "No such file"),
+        ("[[auto", "no valid TOML"),
+        ("", "has no [[auto_subscriptions]]"),
+        ("auto_subscriptions = [1]", "has no [[auto_subscriptions]]"),
+        ("[[auto_subscriptions]]\nqos = 1\n", "[[auto_subscriptions]] 1: needs filter"),
+    ],
+)
+def test_what_the_command_line_refuses(tmp_path: Path, text: str | None, why: str) -> None:
+    file = tmp_path / "auto.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError) as refused:
+        tables_from_file(file)
+    assert why in str(refused.value)
+
+
+def test_the_command_line_takes_the_file_of_an_edge(tmp_path: Path) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text('node_id = "a"\n[[auto_subscriptions]]\nfilter = "c/%c"\n')
+    assert tables_from_file(file) == ({"filter": "c/%c"},)
