@@ -92,9 +92,9 @@ smoke:
 # One resolution for all: the parts are cut out of dev.lock, so that a version is the same wherever it appears.
 COMPILE = $(VENV)-lock/bin/uv pip compile --quiet --no-header --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-emit-find-links --no-config
-EXTRAS_EDGE := --extra jwt
+EXTRAS_EDGE := --extra jwt --extra validation
 EXTRAS_SPARK := $(EXTRAS_EDGE) --extra spark
-EXTRAS_DEMO := $(EXTRAS_SPARK) --extra demo
+EXTRAS_DEMO := $(EXTRAS_SPARK) --extra demo --extra replay
 
 lock: | $(VENV)-lock/bin/uv
 	$(COMPILE) --upgrade pyproject.toml $(EXTRAS_DEMO) --group dev -o requirements/dev.lock
