@@ -15,7 +15,7 @@ from benchmarks.spark import latency, throughput
 from edge.cli.up import UpOptions, cluster
 from schemas.errors import HeadwaterError
 
-PARTS = ("throughput", "latency")
+PARTS = (*latency.SCENES, "throughput")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,14 +42,15 @@ async def _run(parts: Sequence[str], records: int, seconds: float) -> None:
         folder = Path(place)
         up = UpOptions(edges=2, mqtt_port=0, http_port=0, data=folder, dev=True)
         async with cluster(up) as running:
-            if "latency" in parts:
-                for name, scene in latency.SCENES.items():
+            for name, scene in latency.SCENES.items():
+                if name in parts:
                     found = await latency.measure(scene, running, folder / name, seconds)
                     _say(
                         f"{name} ({scene.job}, real-time): p50 {found.p50_ms:.0f} ms, p99 {found.p99_ms:.0f} ms, worst "
                         f"{found.worst_ms:.0f} ms; {found.results} results of {found.published} messages in "
                         f"{found.seconds:.0f} s"
                     )
+            _say(f"load of the last minute {load_average():.1f}")
             if "throughput" in parts:
                 await throughput.fill(running.bootstrap, records)
                 for percentiles in (False, True):
