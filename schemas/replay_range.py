@@ -31,7 +31,7 @@ from zlib import crc32
 from schemas.errors import HeadwaterError
 
 TOKEN_PREFIX = "pos."  # noqa: S105
-TOKEN_LENGTH_MAX = 65_536  # hundreds of Kafka topics with all their partitions
+TOKEN_LENGTH_MAX = 1_000_000  # a hundred thousand partitions
 KAFKA_TOPIC_LENGTH_MAX = 249  # Kafka's own limit
 FIRST_MS = 100_000_000_000  # a number below is seconds (until the year 5138), others are milliseconds (since 1973)
 TIME_MS_MAX = 253_402_300_799_999  # the end of the year 9999

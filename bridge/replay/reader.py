@@ -80,7 +80,9 @@ class _Half:
         self._selection = selection
         self._room = room
         self._consumer = source.consumer(None, read_committed=read_committed)
+        self._may_wait = read_committed or any(lane.end is None for lane in lanes)
         self._assigned: dict[Position, int] | None = None
+        self._is_stuck = False  # nothing came in time, and the ends have been asked for anew
         self._mean_bytes: dict[Position, float] = {}  # of a payload, in the last portion
         self.task: asyncio.Task[list[tuple[Position, Sequence[Record]]]] | None = None
 
@@ -119,10 +121,16 @@ class _Half:
             return 0
         for position, records in fetched:
             count += self._take_records(self._lanes[position], records)
+        has_moved = bool(fetched)
         for position in self._assigned or ():
             lane, at = self._lanes[position], self._consumer.position_of(position)
             if at is not None and at > lane.at:
                 lane.at = at if lane.end is None else min(at, lane.end)
+                has_moved = True
+        if has_moved or self._may_wait:  # for a transaction to end, or for what is published next
+            self._is_stuck = False
+        else:
+            self._skip_gap()
         return count
 
     async def stop(self) -> None:
@@ -144,6 +152,17 @@ class _Half:
                 self._mean_bytes[lane.position] = sum(len(item[2].value or b"") for item in items) / len(items)
             lane.at = max(lane.at, records[-1].offset + 1)
         return len(records)
+
+    def _skip_gap(self) -> None:
+        """Compaction may leave nothing between our position and the end. Asked anew, Kafka tells the end without a
+        record: then there is none."""
+        for position in self._assigned or () if self._is_stuck else ():
+            lane = self._lanes[position]
+            if lane.end is not None and (self._consumer.end_of(position) or 0) >= lane.end:
+                lane.at = lane.end
+        self._is_stuck = not self._is_stuck
+        self._consumer.assign({})  # forgets the ends that it knows
+        self._assigned = None
 
     def _is_wanted(self, lane: Lane, behind_ms: int | None) -> bool:
         if lane.is_done:

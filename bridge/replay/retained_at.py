@@ -72,7 +72,7 @@ async def read_retained(
 ) -> RetainedAt:
     """What the filters match. Raises LogUnavailable."""
     found = RetainedAt(at_ms)
-    chosen = Selection(topic_filters, table.topic_name_from_key)
+    chosen = Selection(topic_filters, _name_of_tombstone)
     partitions = frozenset((RETAINED, partition) for partition in range(_PARTITIONS))
     bounds, _ = await resolve(source, partitions, _EVERYTHING)
     async for item in _items(source, bounds, chosen):
@@ -85,6 +85,11 @@ async def read_retained(
     if at_ms is not None:
         await _read_log(source, table, topic_filters, found)
     return found
+
+
+def _name_of_tombstone(_: str, key: bytes | None) -> str | None:
+    """What Kafka's own tools write has no header."""
+    return key.decode(errors="replace") if key is not None else None
 
 
 async def _read_log(source: Log, table: RouteTable, topic_filters: Sequence[str], found: RetainedAt) -> None:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from random import Random
 
+import pytest
 from support.replay import FIRST_MS, TABLE, Clock, filled_log, numbers, put
 
 from bridge.log import Position
-from bridge.memory_log import MemoryLog
+from bridge.memory_log import MemoryLog, MemoryLogConsumer
 from bridge.replay.bounds import partitions_of, resolve
 from bridge.replay.reader import ReplayReader
 from bridge.replay.selection import Item, Selection
@@ -170,3 +171,30 @@ async def test_live_records_come_without_waiting_for_quiet_partitions() -> None:
     assert numbers(await asyncio.wait_for(anext(batches), 10)) == [11]
     await batches.aclose()
     await reader.stop()
+
+
+async def test_a_gap_at_the_end_does_not_hold_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction has taken the last records: Kafka answers with the end and without a record."""
+    monkeypatch.setattr("bridge.replay.reader.FETCH_TIMEOUT_S", 0.05)
+    log = filled_log(10, devices=1)
+    bounds, _ = await resolve(log, partitions_of(TABLE, ["sensors/#"]), EVERYTHING)
+    plain = TABLE.destination("sensors/s/0/temp").position
+    original = MemoryLogConsumer._take
+
+    def take(self: MemoryLogConsumer) -> object:
+        held = log.partition(plain)
+        if self.position_of(plain) == 4:  # and there are seven
+            self._ends[plain] = held.end
+            return []
+        fetched = original(self)
+        return [(at, records[:4] if at == plain else records) for at, records in fetched if self._rewind(at)]
+
+    def rewind(self: MemoryLogConsumer, position: Position) -> bool:
+        if position == plain:
+            self._positions[plain] = 4
+        return True
+
+    monkeypatch.setattr(MemoryLogConsumer, "_rewind", rewind, raising=False)
+    monkeypatch.setattr(MemoryLogConsumer, "_take", take)
+    items, _ = await read_bounds(log, "sensors/#", bounds)
+    assert sum(item[1] == plain for item in items) == 4

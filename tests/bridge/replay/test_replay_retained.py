@@ -110,3 +110,11 @@ async def test_what_had_expired_then_is_not_there() -> None:
     at_ms = site.retain("a", b"1", expiry_s=1)
     assert await site.values(at_ms + 999) == {"a": b"1"}
     assert await site.values(at_ms + 1_000) == {}
+
+
+async def test_a_tombstone_of_kafkas_own_tools_clears() -> None:
+    site = Site()
+    at_ms = site.retain("a", b"1")
+    site.log.put("headwater.retained", 1, b"a", None, [])
+    assert await site.values() == {}
+    assert await site.values(at_ms) == {"a": b"1"}
