@@ -30,22 +30,38 @@ async def test_growing_and_shrinking_under_load() -> None:
             client = await connected(stack, mqtt_address(one), client_id=client_id, **DURABLE)
             await client.subscribe(topic_filter, 2)
             await client.disconnect()
-        loads = [Load(1), Load(2)]
+        slow, slow_durable = Seen(), Seen()  # they take nothing over both resizes: their buffers overflow
+        slow_clients = [
+            await connected(stack, mqtt_address(one), slow, receive_maximum=50),
+            await connected(stack, mqtt_address(two), slow_durable, client_id="slow", receive_maximum=50, **DURABLE),
+        ]
+        for client in slow_clients:
+            await client.subscribe("sensors/#", 2)
+            client.pause_reading()
+        loads = [Load(1, pause_s=0.01), Load(2, pause_s=0.01)]
         for load in loads:
             load.begin([await connected(stack, mqtt_address(node)) for node in (one, two)])
         for partitions in (24, 6):
+            sent = loads[0].total
+            await until(lambda sent=sent: loads[0].total > sent + 600)
             status = await who.resizer(drop_timeout_s=0.0).resize(partitions)
             assert (status.step, status.partitions) == (SETTLED, partitions)
             assert one.services.routes.destination("sensors/a/b/c").partition < partitions
         assert status.read == (12, 24, 6)
-        assert {need.split()[0] for need in status.needed_by} == {"session"}
+        assert {"session offline", "session narrow"} <= set(status.needed_by)
         for load in loads:
             await load.end()
+        for client in slow_clients:
+            client.resume_reading()
         await connected(stack, mqtt_address(two), late, client_id="offline", clean_start=False, **DURABLE)
         await connected(stack, mqtt_address(two), few, client_id="narrow", clean_start=False, **DURABLE)
         await live.whole(loads, who="live")
         await durable.whole(loads, who="durable")
         await late.whole(loads, who="offline")
+        await slow.whole(loads, who="slow")
+        await slow_durable.whole(loads, who="slow and durable")
+        assert one.services.catch_up.statistics()["fallen_behind"]
+        assert two.services.catch_up.statistics()["fallen_behind"]
         only = Load(1)
         only.sent = {"sensors/q1-0/7/t": loads[0].sent["sensors/q1-0/7/t"]}
         await few.whole([only], who="narrow")

@@ -60,6 +60,10 @@ class SlowSubscriber:
     def caught_up(self, position: Position) -> None:
         self.behind.remove(position)
 
+    def fall_behind(self, position: Position, offset: int) -> None:
+        self.behind.add(position)
+        self.catch_up.fall_behind(self, position, offset)
+
     def records_lost(self, position: Position, first: int, following: int) -> None:
         self.lost.append((position, first, following))
 

@@ -72,6 +72,11 @@ class Load:
         for number, client in enumerate(clients):
             self._tasks.append(asyncio.create_task(self._publish(client, number)))
 
+    @property
+    def total(self) -> int:
+        """Messages so far."""
+        return sum(self.sent.values())
+
     async def end(self) -> None:
         self._stop.set()
         await asyncio.gather(*self._tasks)
