@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from bridge.kafka_clock import KafkaClock
 from bridge.log import Headers, Log, LogConsumer, LogError, LogTruncated, Position, Record
 from bridge.partitioning import Destination
 from schemas.catalogue import NODES
@@ -157,6 +158,7 @@ class Membership:
         append: `Publisher.append_future`.
         heartbeat: makes this node's heartbeat of now; called every 2 s; node id and incarnation never change.
         on_change: called with each change of another node or of this one, also while `start` reads.
+        on_clock: called with what to add to ``clock`` to have Kafka's time in ms, when a heartbeat of ours came back.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class Membership:
         append: AppendFuture,
         heartbeat: Callable[[], NodeHeartbeat],
         on_change: Callable[[NodeChange], None] | None = None,
+        on_clock: Callable[[float], None] | None = None,
         *,
         interval_s: float = HEARTBEAT_INTERVAL_S,
         stale_after_s: float = HEARTBEAT_STALE_S,
@@ -175,6 +178,9 @@ class Membership:
         self._append = append
         self._heartbeat = heartbeat
         self._on_change = on_change
+        self._on_clock = on_clock
+        self._kafka_clock = KafkaClock()
+        self._sent: tuple[bytes, float] = (b"", 0.0)  # our last heartbeat, and when it was sent
         self._interval_s = interval_s
         self._stale_after_s = stale_after_s
         self._clock = clock
@@ -219,9 +225,8 @@ class Membership:
             TimeoutError: the Kafka topic could not be read up to our own heartbeat in time.
         """
         assert self._consumer is None, "already started"
-        self._own = self._heartbeat()
         async with asyncio.timeout(timeout_s):
-            own_offset = await self._append(self._destination(), self._own.to_json(), ())
+            own_offset = await self._send()
             self._consumer = self._log.consumer(None)
             self._consumer.assign({POSITION: self._next_offset})
             try:
@@ -277,6 +282,7 @@ class Membership:
         for record in history:
             age_s = max(0.0, (own_ms - record.timestamp) / 1000)
             self._tell(self.view.apply(record.key, record.value, now - age_s))
+            self._learn_time(record)
 
     async def _fetch(self) -> list[Record]:
         assert self._consumer is not None
@@ -313,8 +319,22 @@ class Membership:
         change = self.view.apply(record.key, record.value, self._now())
         if record.key == self._own.node_id.encode():
             self._heard()
+            self._learn_time(record)
         if not self._is_rivalry(change, self._clock()):
             self._tell(change)
+
+    async def _send(self) -> int:
+        """A heartbeat of now; its offset. Raises LogError."""
+        self._own = self._heartbeat()
+        value = self._own.to_json()
+        self._sent = value, self._clock()
+        return await self._append(self._destination(), value, ())
+
+    def _learn_time(self, record: Record) -> None:
+        """Of the last heartbeat only: of an earlier one it is not known when it was sent."""
+        value, sent_s = self._sent
+        if record.value == value and self._on_clock is not None:
+            self._on_clock(self._kafka_clock.observe(sent_s, self._clock(), record.timestamp))
 
     def _is_rivalry(self, change: NodeChange | None, now: float) -> bool:
         """Two processes under one node id look like one that restarts with each heartbeat."""
@@ -335,8 +355,7 @@ class Membership:
                     await self._news.wait()
             self._news.clear()
             try:
-                self._own = self._heartbeat()
-                await self._append(self._destination(), self._own.to_json(), ())
+                await self._send()
                 self._counts["heartbeats"] += 1
             except LogError as error:
                 self._counts["heartbeats_failed"] += 1

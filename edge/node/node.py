@@ -240,6 +240,10 @@ class EdgeNode:
             layouts=self._follower.told() if self._follower is not None else (),
         )
 
+    def _told_time(self, offset_ms: float) -> None:
+        """All edges go by Kafka's clock."""
+        self.services.wall_clock_offset_ms = offset_ms
+
     # The parts -------------------------------------------------------------------------------------------------------
 
     async def _start_parts(self) -> None:
@@ -263,7 +267,9 @@ class EdgeNode:
             await self._start_delayed(services)
         if config.exclusive_subscriptions:
             services.exclusive = ExclusiveFilters(services.ownership, services.sessions, self._live_nodes)
-        self._membership = Membership(self._log, services.publisher.append_future, self.heartbeat)
+        self._membership = Membership(
+            self._log, services.publisher.append_future, self.heartbeat, on_clock=self._told_time
+        )
         for listener in config.listeners:
             self._servers.append(await open_listener(services, listener, config.reuse_port))
         if config.http is not None:
@@ -338,6 +344,7 @@ class EdgeNode:
                 is_held=lambda share_filter: self.services.sessions.view.holds_filter(share_filter),
                 dead_letter=deliverer.plain.dead_letter,
                 writer=sessions,
+                clock_ms=lambda: self.services.wall_ms(),
             ),
             history=ReplayFeeds(
                 self._log,
