@@ -15,6 +15,7 @@ from pathlib import Path
 from spark_streaming.errors import CheckpointMismatch
 
 FILE_NAME = "headwater-job.json"
+_START_NAME = "headwater-start.json"
 
 
 def check_fingerprint(checkpoint: Path, shape: Mapping[str, str | int]) -> None:
@@ -41,9 +42,14 @@ def check_fingerprint(checkpoint: Path, shape: Mapping[str, str | int]) -> None:
         )
 
 
+def has_start(checkpoint: Path) -> bool:
+    """Whether `kept_start` has written down where the queries started."""
+    return (checkpoint / _START_NAME).exists()
+
+
 def kept_start(checkpoint: Path, starting_offsets: str) -> str:
     """Where this checkpoint's queries started, the same for all of them; written down at the first start."""
-    file = checkpoint / "headwater-start.json"
+    file = checkpoint / _START_NAME
     try:
         stored: str = json.loads(file.read_text(encoding="utf-8"))["starting_offsets"]
     except FileNotFoundError:

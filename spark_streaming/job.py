@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_streaming.checkpoint import Offsets, lost_records, next_records, positions_of, words_for_loss
-from spark_streaming.errors import RecordsLost, SparkJobError
+from spark_streaming.errors import KafkaUnusable, RecordsLost, SparkJobError
 from spark_streaming.events import EventWriter
-from spark_streaming.fingerprint import check_fingerprint, kept_start
+from spark_streaming.fingerprint import check_fingerprint, has_start, kept_start
 from spark_streaming.metrics import JobMetrics
 from spark_streaming.options import CHECKPOINT_START, CommonOptions, start_time_ms
 from spark_streaming.progress import ProgressListener, ProgressTarget, Reporter
@@ -49,7 +49,8 @@ def run_job(job: Job) -> int:
     reporter = Reporter(job.name, common.as_json)
     ends = end_offsets(common.kafka, job.inputs, job.outputs)
     check_fingerprint(common.checkpoint, job.shape)
-    starting_offsets = kept_start(common.checkpoint, starting_point(job, ends))
+    wanted_start = "" if has_start(common.checkpoint) else starting_point(job, ends)
+    starting_offsets = kept_start(common.checkpoint, wanted_start)
     check_loss(job, ends, reporter)
     partitions = sum(map(len, ends.values()))
     slots = slots_needed(partitions, common.shuffle_partitions)
@@ -67,6 +68,8 @@ def run_job(job: Job) -> int:
             run_queries(session, job.writers(session, starting_offsets), common.trigger, stopper, reporter)
         except SparkJobError as error:
             why = str(error)
+            with suppress(KafkaUnusable):
+                check_loss(job, ends, reporter)  # if that is what ended it: which records
             raise
         finally:
             if events is not None:
