@@ -49,8 +49,8 @@ class Options:
 def read_options(arguments: Sequence[str]) -> Options:
     """Checked settings. Raises ConfigurationError."""
     parser = job_parser(JOB, __doc__, trigger="micro:1s")
-    parser.add_argument("--connects-max", type=int, default=15, metavar="N", help="so many in a window are flapping (15)")
-    parser.add_argument("--denied-max", type=int, default=100, metavar="N", help="so many denials in a window are abuse (100)")
+    parser.add_argument("--connects-max", type=int, default=15, metavar="N", help="so many in a window: flapping (15)")
+    parser.add_argument("--denied-max", type=int, default=100, metavar="N", help="so many in a window: abuse (100)")
     parser.add_argument("--flapping-window", default="1m", metavar="DURATION", help="the window of both (1m)")
     parser.add_argument("--enforce", action="store_true", help="ban flapping and abusive clients for a time")
     parser.add_argument("--ban-for", default="5m", metavar="DURATION", help="how long (5m)")
