@@ -42,9 +42,10 @@ Line = dict[str, Any]
 
 
 class Recorder:
-    """Appends lines to a file; nothing else holds them."""
+    """Appends lines to a file; nothing else holds them. `answers`: PUBACK and PUBREC that came to any client."""
 
     def __init__(self, path: Path) -> None:
+        self.answers = 0
         self._file = path.open("w", encoding="utf-8")
 
     def write(self, event: str, **values: Any) -> None:
@@ -53,6 +54,7 @@ class Recorder:
 
     def packet(self, client: str, connection: int, direction: str, packet: Packet) -> None:
         """A packet as it went over the wire; `direction` is "in" (to the client) or "out"."""
+        self.answers += direction == "in" and isinstance(packet, Puback | Pubrec)
         self.write(direction, client=client, conn=connection, **packet_line(packet))
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from support.chaos_workload import Workload
 from support.simulation_checks import EdgeLeft
 
 from bridge.memory_log import MemoryRecord
+from schemas.records import HEADER_TOPIC
 from schemas.routes import DEFAULT_ROUTES
 
 EDGES = 3
@@ -82,8 +83,13 @@ async def perform(scenario: Scenario, seed: int, folder: Path) -> tuple[Context,
 
 
 def _messages(log: Log) -> Digests:
-    """What the log holds of messages, without poison."""
-    return {place: digests(each) for place, each in without_poison(log).items() if each and place[0] in OF_MESSAGES}
+    """What `#` matches of the log of messages, without poison."""
+    found = {}
+    for place, records in without_poison(log).items():
+        matching = [each for each in records if not (dict(each.headers).get(HEADER_TOPIC) or b"").startswith(b"$")]
+        if matching and place[0] in OF_MESSAGES:
+            found[place] = digests(matching)
+    return found
 
 
 def save(path: Path, left: Left) -> None:

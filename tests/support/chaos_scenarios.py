@@ -26,6 +26,7 @@ SHORT_PAUSE_S = 6.0
 SHARED_STALL_S = 8.0
 RESUME_P95_S = 5.0
 FIRST_PUBACK_S = 3.0
+ANSWERED_WITHIN_S = 20.0
 NOT_READY_S = 10.0
 CLOSED_S = 25.0
 DRAINED_S = 10.0
@@ -80,12 +81,16 @@ def pause_edge(seconds: float) -> Callable[[Context], Awaitable[None]]:
 def kill_kafka(times: int) -> Callable[[Context], Awaitable[None]]:
     async def run(context: Context) -> None:
         kafka = context.site.kafka
-        for number in range(times):
-            await asyncio.sleep(3 if number else 0)
+        recorder = context.site.recorder
+        for _ in range(times):
             async with context.site.fault("kill -9"):
                 await asyncio.to_thread(kafka.kill)
                 await asyncio.sleep(1)
                 await asyncio.to_thread(kafka.start)
+            answers, deadline = recorder.answers, time.monotonic() + ANSWERED_WITHIN_S
+            while recorder.answers == answers and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(2)
         context.after.append(lambda run: _first_puback(context, run))
 
     return run
