@@ -115,8 +115,9 @@ class _Half:
             fetched = task.result()
         except LogTruncated as error:
             lane = self._lanes[error.partition]
-            lane.lost += max(0, error.start - error.position)
-            lane.at = error.start
+            begins = error.start if lane.end is None else min(error.start, lane.end)
+            lane.lost += max(0, begins - lane.at)
+            lane.at = begins
             self._assigned = None
             return 0
         for position, records in fetched:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.edges import memory_edge, mqtt_address, records_of
 from support.replay import TABLE
 from typer.testing import CliRunner, Result
 
 from bridge.kafka_log import KafkaLog
+from bridge.memory_log import MemoryLog
 from bridge.topics_admin import apply
 from edge.cli.app import app
 from schemas.catalogue import catalogue
@@ -191,3 +193,25 @@ def test_get_now_and_then(kafka_address: str) -> None:
         assert (then["payload"], then["retain"], then["topic_name"]) == ("off", 1, f"sensors/{site}/1/state")
     assert invoke(*asked, "--at", str(first_ms - 1)).exit_code == 1
     assert "give a time" in str(invoke(*asked, "--at", "beginning").exception)
+
+
+async def test_a_window_of_kafka_is_played_by_clients(kafka_address: str) -> None:
+    site, there = uuid.uuid4().hex, MemoryLog()
+    await asyncio.to_thread(publish, kafka_address, site, 30)
+    async with memory_edge(there) as node:
+        host, port = mqtt_address(node)
+        asked = ["replay", f"sensors/{site}/#", "--as-clients", f"{host}:{port}", "--speed", "max", "--output", "json"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "edge.cli.app", *asked, "--kafka", kafka_address), stdout=subprocess.PIPE
+        )
+        try:
+            out, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0, out
+        (report,) = lines(out.decode())
+        assert (report["sent"], report["arrived"], report["clients"], report["differences"]) == (30, 30, 5, {})
+    told = [*records_of(there, "mqtt.sensors"), *records_of(there, "mqtt.sensors.q2")]
+    assert sorted(json.loads(record.value or b"")["n"] for record in told) == list(range(30))
