@@ -12,6 +12,8 @@ EDGES ?= 2
 COUNT ?= 1000000
 # make simulate
 SEEDS ?= 500
+# make soak
+MINUTES ?= 60
 # make test: more arguments for pytest, as in make test PYTEST_ARGS="-k codec"
 PYTEST_ARGS ?=
 
@@ -23,7 +25,7 @@ PACKAGES := schemas bridge edge spark_streaming
 SOURCES := pyproject.toml README.md LICENSE $(shell find $(PACKAGES) -name __pycache__ -prune -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench sessions simulate chaos conformance up smoke lock clean peers
+.PHONY: help demo test lint format fuzz bench bench-spark bench-replay sessions simulate chaos soak conformance up smoke lock clean peers
 .DELETE_ON_ERROR:
 
 help:
@@ -33,9 +35,12 @@ help:
 	@echo "make lint                            ruff, mypy --strict, import-linter"
 	@echo "make fuzz [COUNT=1000000]            mutated packets into the codec, COUNT/100 sequences into an edge"
 	@echo "make bench                           against mosquitto and amqtt on this machine"
+	@echo "make bench-spark                     the Spark jobs against plain Python, and end to end over two edges"
+	@echo "make bench-replay                    a million records replayed, compared with the log byte for byte"
 	@echo "make sessions [QUICK=1]              QoS 2, take-over and reconnect storms with edges that die"
 	@echo "make simulate [SEEDS=500]            real edges under virtual time, with trouble; every invariant checked"
 	@echo "make chaos                           faults in edges, Kafka and the network; every invariant judged"
+	@echo "make soak [MINUTES=60]               load of all kinds; memory, descriptors and tasks must come back"
 	@echo "make conformance                     the statement ledger on Headwater and on mosquitto"
 	@echo "make smoke                           docker/: build, start, publish on one edge, receive on the other"
 	@echo "make lock                            resolve requirements/*.lock anew"
@@ -74,6 +79,12 @@ fuzz: $(VENV)/.dev
 bench: $(VENV)/.dev $(VENV)/.wheel
 	PYTHONSAFEPATH=1 $(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
+bench-spark: $(VENV)/.dev $(VENV)/.wheel
+	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
+
+bench-replay: $(VENV)/.dev $(VENV)/.wheel
+	$(BIN)/python -m benchmarks.replay $(BENCH_ARGS)
+
 sessions: $(VENV)/.dev $(VENV)/.wheel
 	$(BIN)/python -m benchmarks.sessions $(if $(QUICK),--quick) $(SESSIONS_ARGS)
 
@@ -82,6 +93,9 @@ simulate: $(VENV)/.dev $(VENV)/.wheel
 
 chaos: $(VENV)/.dev $(VENV)/.wheel
 	$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)
+
+soak: $(VENV)/.dev $(VENV)/.wheel
+	$(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
 
 conformance: $(VENV)/.dev $(VENV)/.wheel
 	$(BIN)/python tests/conformance/table.py $(CONFORMANCE_ARGS)
