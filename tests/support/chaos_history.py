@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterable
@@ -42,10 +43,10 @@ Line = dict[str, Any]
 
 
 class Recorder:
-    """Appends lines to a file; nothing else holds them. `answers`: PUBACK and PUBREC that came to any client."""
+    """Appends lines to a file; nothing else holds them. `answered` is set by each PUBACK and PUBREC to a client."""
 
     def __init__(self, path: Path) -> None:
-        self.answers = 0
+        self.answered = asyncio.Event()
         self._file = path.open("w", encoding="utf-8")
 
     def write(self, event: str, **values: Any) -> None:
@@ -54,7 +55,8 @@ class Recorder:
 
     def packet(self, client: str, connection: int, direction: str, packet: Packet) -> None:
         """A packet as it went over the wire; `direction` is "in" (to the client) or "out"."""
-        self.answers += direction == "in" and isinstance(packet, Puback | Pubrec)
+        if direction == "in" and isinstance(packet, Puback | Pubrec):
+            self.answered.set()
         self.write(direction, client=client, conn=connection, **packet_line(packet))
 
     def close(self) -> None:

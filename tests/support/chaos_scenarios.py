@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from statistics import quantiles
 
 from aiokafka import AIOKafkaProducer
@@ -87,9 +88,10 @@ def kill_kafka(times: int) -> Callable[[Context], Awaitable[None]]:
                 await asyncio.to_thread(kafka.kill)
                 await asyncio.sleep(1)
                 await asyncio.to_thread(kafka.start)
-            answers, deadline = recorder.answers, time.monotonic() + ANSWERED_WITHIN_S
-            while recorder.answers == answers and time.monotonic() < deadline:
-                await asyncio.sleep(0.1)
+            recorder.answered.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWERED_WITHIN_S):
+                    await recorder.answered.wait()
             await asyncio.sleep(2)
         context.after.append(lambda run: _first_puback(context, run))
 
