@@ -48,6 +48,7 @@ SWITCH_TIMEOUT_S: Final = 10.0
 FREEZES_MAX: Final = 4
 DROP_TIMEOUT_S: Final = 15.0  # stored sessions tell where they are every 5 s
 DROP_RETRY_S: Final = 1.0
+SILENT_S: Final = 120.0  # an edge that stands still may write by the old count when it goes on, before it knows better
 _LOOK_S: Final = 0.2  # how often it is looked whether an edge has gone silent
 
 AddPartitions: TypeAlias = Callable[[Sequence[str], int], Awaitable[int]]
@@ -320,7 +321,8 @@ class Resizer:
             for beat in self._nodes.live()
             if _oldest_needed(beat, self._kafka_topic) < second
         ]
-        return (*edges, *await self._needs.of_first())
+        silent = [f"{node_id}, silent for less than {SILENT_S:.0f} s" for node_id in self._nodes.silent(SILENT_S)]
+        return (*edges, *silent, *await self._needs.of_first())
 
     async def _status(self) -> Status:
         layout, held = self._layout(), self._held()
@@ -364,6 +366,12 @@ class _Nodes:
 
     def live(self) -> tuple[NodeHeartbeat, ...]:
         return self._view.live(time.monotonic())
+
+    def silent(self, within_s: float) -> list[str]:
+        """The edges that fell silent within this time and have not left."""
+        now = time.monotonic()
+        stale = (beat.node_id for beat in self._view.stale(now))
+        return [node_id for node_id in stale if (self._view.age_s(node_id, now) or 0.0) < within_s]
 
     async def caught_up(self) -> None:
         await self._tail.caught_up()
