@@ -83,6 +83,10 @@ async def test_what_clients_hear(routes: list[dict[str, Any]]) -> None:
             assert codes == [0, ReasonCode.PAYLOAD_FORMAT_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID, 0]
             await client.send(Publish(b"temp/a", BAD, qos=2, packet_id=9))
             assert (await client.receive(Pubrec)).reason_code is ReasonCode.PAYLOAD_FORMAT_INVALID
+            await client.send(Publish(b"$delayed/0/temp/a", BAD, qos=1, packet_id=11))
+            assert (await client.receive(Puback)).reason_code is ReasonCode.PAYLOAD_FORMAT_INVALID
+            await client.send(Publish(b"temp/a", BAD, qos=1, packet_id=12, retain=True))
+            assert (await client.receive(Puback)).reason_code is ReasonCode.PAYLOAD_FORMAT_INVALID
             await client.send(Publish(b"temp/a", BAD), Publish(b"other", BAD, qos=1, packet_id=10))
             assert (await client.receive(Puback)).reason_code is ReasonCode.SUCCESS
         async with connected(mqtt_address(node), "three", 4) as client:
@@ -95,7 +99,7 @@ async def test_what_clients_hear(routes: list[dict[str, Any]]) -> None:
             pass
         await until(lambda: values_of(log, "mqtt.temp") == [GOOD] * 4)
         assert values_of(log, topic_name="other") == [BAD]
-        assert node.services.counters.payloads_refused == 6
+        assert node.services.counters.payloads_refused == 8
         events = [Event.from_json(value) for value in values_of(log, "headwater.events", "")]
         dropped = [(event.client_id, event.detail["reason"]) for event in events if event.kind == "dropped"]
-        assert dropped.count(("five", "payload schema: type at $.c")) == 4
+        assert dropped.count(("five", "payload schema: type at $.c")) == 6
