@@ -133,7 +133,7 @@ def checked_filters(filters: Sequence[str] | None) -> tuple[str, ...]:
             shared = parse_shared(topic_filter)
         except TopicError as error:
             raise ConfigurationError(f"{topic_filter!r}: {error}") from None
-        if shared is not None or topic_filter.startswith("$replay/"):
+        if shared is not None or topic_filter.startswith(("$replay/", "$exclusive/", "$delayed/")):
             raise ConfigurationError(f"{topic_filter!r}: give the inner filter alone, without its prefix")
     return tuple(filters)
 

@@ -283,6 +283,7 @@ async def test_a_sink_that_fails_says_so() -> None:
         (("a/#/b",), "must be the last level"),
         (("$share/g/a",), "inner filter alone"),
         (("$replay/-1h/a",), "inner filter alone"),
+        (("$exclusive/a",), "inner filter alone"),
         (("a", "--from", "yesterday"), "from: 'yesterday'"),
         (("a", "--from", "-1h", "--to", "-2h"), "swap them"),
         (("a", "--speed", "fast"), "--speed fast"),
