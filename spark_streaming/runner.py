@@ -88,10 +88,10 @@ def run_queries(
 def _is_working(session: SparkSession, query: StreamingQuery, trigger: Trigger) -> bool:
     """A micro-batch query has finished its first batch, or waits for one; a real-time one (no batch ends for minutes)
     runs its tasks."""
-    if query.lastProgress is not None or str(query.status["message"]).startswith("Waiting for"):
+    if query.lastProgress is not None:
         return True
     if not trigger.is_realtime:
-        return False
+        return str(query.status["message"]).startswith("Waiting for")
     tracker = session.sparkContext.statusTracker()
     jobs = tracker.getJobIdsForGroup(str(query.runId))
     stages = [
