@@ -95,6 +95,10 @@ class DelayedMessages:
         self._tail = TopicTail(
             source, DELAYED, PARTITIONS, self._take, on_truncated=self.view.clear, read_committed=True
         )
+        self._may_publish = asyncio.Event()  # cleared while `pause`d
+        self._may_publish.set()
+        self._settled = asyncio.Event()  # set while no transaction is under way
+        self._settled.set()
         self._producers: dict[int, TransactionalProducer] = {}
         self._ready: set[int] = set()  # partitions whose transactional id is ours, and whose tombstones we know
         self._counts = dict.fromkeys(("accepted", "no_room", "published", "refused", "unreadable", "failures"), 0)
@@ -173,13 +177,31 @@ class DelayedMessages:
             if chosen(f"{DELAYED}/{partition}", nodes) != self._node_id:
                 self._ready.discard(partition)
                 continue
-            while due := self._due(partition):
-                if partition not in self._ready:
-                    await self._take_over(partition)
-                elif len(due) == 1:
-                    await self._publish_one(partition, due[0])
-                else:
-                    await self._publish(partition, due)
+            while self._due(partition):
+                await self._may_publish.wait()
+                self._settled.clear()
+                try:
+                    await self._publish_some(partition)
+                finally:
+                    self._settled.set()
+
+    async def _publish_some(self, partition: int) -> None:
+        due = self._due(partition)
+        if partition not in self._ready:
+            await self._take_over(partition)
+        elif len(due) == 1:
+            await self._publish_one(partition, due[0])
+        elif due:
+            await self._publish(partition, due)
+
+    async def pause(self) -> None:
+        """Publish nothing until `go_on`; returns when what is under way is settled."""
+        self._may_publish.clear()
+        await self._settled.wait()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        self._may_publish.set()
 
     def _due(self, partition: int) -> list[Waiting]:
         """What goes into one transaction."""

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from bridge.control import Held
 from bridge.log import LogError, Position
@@ -35,6 +36,16 @@ log = logging.getLogger(__name__)
 
 MARGIN_S = 2.0  # behind FREEZE_MS, for the clocks of two Kafka brokers: a switch that counts is in the log by then
 RETRY_S = 0.5
+
+
+class Pausable(Protocol):
+    """Who writes messages in transactions."""
+
+    async def pause(self) -> None:
+        """Begin none until `go_on`; returns when what is under way is settled."""
+        ...
+
+    def go_on(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -59,6 +70,7 @@ class ResizeFollower:
             forgets them.
         missed: called when a switch was missed: close all clients.
         announce: called when there is something new to say in the heartbeat (`told`).
+        others: who else writes messages.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class ResizeFollower:
         moved: Callable[[str], None],
         missed: Callable[[], None],
         announce: Callable[[], None],
+        others: Callable[[], Iterable[Pausable]] = lambda: (),
     ) -> None:
         self._routes = routes
         self._publisher = publisher
@@ -85,6 +98,7 @@ class ResizeFollower:
         self._moved = moved
         self._missed = missed
         self._announce = announce
+        self._others = others
         self._followed: dict[str, _Followed] = {}
         self._foreign: dict[str, tuple[str, int, int]] = {}
         self.has_clients = False  # before, nothing can have been missed
@@ -163,7 +177,8 @@ class ResizeFollower:
         followed.thaw = self._spawn(lambda: self._thaw_in_time(kafka_topic, followed))
         await self._deliverer.pause(kafka_topic)
         self._shared.pause(kafka_topic)
-        await asyncio.gather(self._publisher.freeze(kafka_topic), self._sessions.pause())
+        pauses = (each.pause() for each in (self._sessions, *self._others()))
+        await asyncio.gather(self._publisher.freeze(kafka_topic), *pauses)
         followed.is_frozen = True
 
     def _switch(self, kafka_topic: str, followed: _Followed) -> None:
@@ -188,7 +203,8 @@ class ResizeFollower:
         followed.is_holding = followed.is_frozen = False
         self._publisher.thaw(kafka_topic, self._routes.place)
         if not any(other.is_holding for other in self._followed.values()):
-            self._sessions.go_on()
+            for each in (self._sessions, *self._others()):
+                each.go_on()
 
     async def _thaw_in_time(self, kafka_topic: str, followed: _Followed) -> None:
         await asyncio.sleep(FREEZE_MS / 1000 + MARGIN_S)

@@ -413,6 +413,7 @@ class EdgeNode:
             moved=self._names_moved,
             missed=self._resize_missed,
             announce=self._announce,
+            others=lambda: () if services.delayed is None else (services.delayed,),
         )
 
     def _names_moved(self, kafka_topic: str) -> None:
@@ -600,7 +601,6 @@ class EdgeNode:
     async def _publish_statistics(self) -> None:
         """`$SYS/brokers/<node>/stats`, every 2 s, QoS 0: seen by subscribers of every edge."""
         topic_name = f"$SYS/brokers/{self.config.node_id}/stats"
-        destination = self.services.routes.destination(topic_name)
         headers = [
             (HEADER_TOPIC, topic_name.encode()),
             (HEADER_QOS, b"0"),
@@ -609,6 +609,7 @@ class EdgeNode:
         while True:
             figures: dict[str, Any] = {"node": self.config.node_id, "at_ms": self.services.wall_ms()}
             figures |= node_statistics(self.services)
+            destination = self.services.routes.destination(topic_name)  # a resize may have moved it
             self.services.publisher.append(destination, orjson.dumps(figures), headers, None, None)
             await asyncio.sleep(STATS_INTERVAL_S)
 
