@@ -96,11 +96,15 @@ def decode_line(line: bytes) -> Item | dict[str, Any]:
         raise RecordError(f"no line of a replay: {error!r}") from None
 
 
+def qos_of(header: bytes | None) -> int:
+    """What the header ``mqtt.qos`` says; 1 when it is not there, or wrong."""
+    return {b"0": 0, b"2": 2}.get(header or b"", 1)
+
+
 def _middle(position: Position, name: bytes, key: bytes | None, headers: Headers) -> bytes:
     """The fields that a device's records have in common, without the braces."""
     found = dict(headers)
-    qos = found.get(HEADER_QOS)
-    values: dict[str, Any] = {"topic_name": _as_json(name), "qos": int(qos) if qos in (b"0", b"2") else 1}
+    values: dict[str, Any] = {"topic_name": _as_json(name), "qos": qos_of(found.get(HEADER_QOS))}
     if found.get(HEADER_RETAIN) == b"1":
         values["retain"] = 1
     values["client_id"] = _as_json(found.get(HEADER_CLIENT_ID) or b"")

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from bridge.replay.lines import qos_of
 from bridge.replay.selection import Item
 from schemas.errors import ConfigurationError
 from schemas.records import HEADER_CLIENT_ID, HEADER_QOS, HEADER_RETAIN
@@ -124,7 +125,7 @@ def _columns(items: Sequence[Item]) -> dict[str, list[Any]]:
             record.timestamp,
             name.decode(),
             record.value,
-            int(found.get(HEADER_QOS) or b"1"),
+            qos_of(found.get(HEADER_QOS)),
             found.get(HEADER_RETAIN) == b"1",
             (found.get(HEADER_CLIENT_ID) or b"").decode(errors="replace"),
             *position,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from typer.testing import CliRunner
 
 from bridge.memory_log import MemoryLog
 from bridge.replay.arrivals import Arrivals
+from bridge.replay.kafka_sink import prefix_target
 from bridge.replay.pacing import MAX, Pacer, parse_speed
 from bridge.replay.selection import Selection
 from edge.cli.app import app
 from edge.cli.replay import replay
 from edge.cli.replay_clients import ClientPlayer, file_batches, play_all
 from edge.cli.replay_request import Request
+from edge.client import MqttClient, Properties
 from schemas.replay_range import parse_from_to
 
 
@@ -90,3 +93,33 @@ def test_mistakes_with_clients(arguments: tuple[str, ...], said: str) -> None:
     result = CliRunner(env={"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}).invoke(app, ["replay", *arguments])
     assert isinstance(result.exception, Exception)
     assert said in str(result.exception)
+
+
+async def test_subscribers_of_the_prefix_get_the_originals_time_and_place() -> None:
+    """Published at an edge, replayed below a prefix, received at the edge; QoS 2 and properties included."""
+    log = MemoryLog()
+    async with memory_edge(log) as node, MqttClient(*mqtt_address(node), "publisher") as publisher:
+        for number in range(20):
+            properties = Properties(content_type="text/plain", user_properties=(("n", str(number)),))
+            await publisher.publish(f"plant/{number % 3}", b"%d" % number, number % 2 + 1, properties=properties)
+        async with MqttClient(*mqtt_address(node), "reader") as reader:
+            inbox = reader.inbox()
+            await reader.subscribe("replay/reader/#", 2)
+            everything = parse_from_to("beginning", "now", 0)
+            asked = Request(
+                ("plant/#",), "beginning", "now", everything, MAX, (), (), target=prefix_target("replay/reader")
+            )
+            end = await replay(asked, log, log, TABLE, lambda _: None)
+            received = await inbox.get_many(21, 20)
+    messages = [each for each in received if each.topic_name_utf8.startswith(b"replay/reader/plant/")]
+    assert sorted(int(each.payload) for each in messages) == list(range(20))
+    for each in messages:
+        assert each.properties is not None
+        told = dict(each.properties.user_properties)
+        assert told["n"] == each.payload.decode()
+        assert each.qos == int(each.payload) % 2 + 1
+        kafka_topic, partition, offset = told["headwater.source"].split("/")
+        original = log.partition((kafka_topic, int(partition))).records[int(offset)]
+        assert (original.value, str(original.timestamp)) == (each.payload, told["headwater.timestamp_ms"])
+    (marker,) = [each for each in received if each.topic_name_utf8 == b"replay/reader/$end"]
+    assert json.loads(marker.payload) == {"end": end}

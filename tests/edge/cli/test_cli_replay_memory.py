@@ -83,9 +83,12 @@ async def test_a_changed_file_is_found_out(tmp_path: Path) -> None:
 async def test_into_parquet(tmp_path: Path) -> None:
     log = filled_log(300)
     put(log, "sensors/s/x/bin", b"\xff\x00", retain=True, content_type="raw")
+    log.put("mqtt.sensors", 0, None, None, [("mqtt.topic", b"sensors/s"), ("mqtt.qos", b"x"), ("none", None)])
     end = await run(request(to_file=tmp_path / "out.parquet"), log)
     table = pq.read_table(tmp_path / "out.parquet")
     rows = table.to_pylist()
+    foreign = rows.pop()
+    assert (foreign["qos"], foreign["payload"], foreign["key"], foreign["client_id"]) == (1, None, None, "")
     assert [json.loads(row["payload"])["n"] for row in rows[:-1]] == list(range(300))
     assert (rows[-1]["payload"], rows[-1]["retain"], rows[-1]["client_id"]) == (b"\xff\x00", True, "c")
     assert {"name": "content-type", "value": b"raw"} in rows[-1]["headers"]
