@@ -327,6 +327,8 @@ class MqttClient:
                 await self._open(loop, host, port)
                 return await connected
         except (OSError, TimeoutError) as error:
+            if connected.done() and not connected.cancelled() and connected.exception() is None:
+                return connected.result()  # CONNACK and the end of the time came in one turn of the loop
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             raise ConnectFailed(f"{host}:{port}: {reason}") from error
         finally:
