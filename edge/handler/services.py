@@ -100,7 +100,7 @@ class EdgeServices:
     counters: Counters = field(default_factory=Counters)
     rules: Rules = field(default_factory=Rules)
     exclusive: ExclusiveFilters | None = None  # None: `$exclusive/` is refused
-    selectors: Selectors = field(default_factory=lambda: Selectors(time.perf_counter))
+    selectors: Selectors = field(default_factory=lambda: Selectors(time.monotonic))
     delayed: DelayedMessages | None = None  # None: `$delayed/` is refused
     clients: dict[str, EdgeProtocolHandler] = field(default_factory=dict)
     connections: set[EdgeProtocolHandler] = field(default_factory=set)

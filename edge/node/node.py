@@ -362,7 +362,7 @@ class EdgeNode:
             ledger_below=threshold(config.events.delivery_sample),
             server_reference=self._server_reference,
             rules=config.effective_rules(),
-            selectors=Selectors(time.perf_counter, config.selector_payload_bytes_max),
+            selectors=Selectors(loop.time, config.selector_payload_bytes_max),
         )
 
     def _event_of(self, events: EventLog) -> Callable[..., None]:

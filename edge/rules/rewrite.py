@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import re2  # type: ignore[import-untyped]
+import re2
 
 from edge.access.principal import Principal
 from edge.rules.placeholders import substitute
