@@ -258,18 +258,25 @@ class DelayedMessages:
         for each in due:
             self.view.remove(partition, each.key)
         self._counts["published"] += len(due)
-        for each, (position, _), offset in zip(due, messages, offsets, strict=False):
-            if position[0] != DEAD_LETTER and (HEADER_RETAIN, b"1") in each.headers:
-                await self._retain(each, offset)
+        retained = [
+            self._retain(each, position, offset)
+            for each, (position, _), offset in zip(due, messages, offsets, strict=False)
+            if position[0] != DEAD_LETTER and (HEADER_RETAIN, b"1") in each.headers
+        ]
+        await asyncio.gather(*retained)
 
-    async def _retain(self, waiting: Waiting, offset: int) -> None:
-        retained = self._retained
-        if retained is None or not retained.has_room_for(waiting.headers[0][1], waiting.value):
-            log.error("a delayed message to %r is published, but not retained: no room", waiting.headers[0][1])
+    async def _retain(self, waiting: Waiting, position: Position, offset: int) -> None:
+        """The message is published whatever becomes of this: it is not repeated."""
+        name, retained = waiting.headers[0][1], self._retained
+        if retained is None or not retained.has_room_for(name, waiting.value):
+            log.error("a delayed message to %r is published, but not retained: no room", name)
             return
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        retained.retain(self._destination(waiting), offset, waiting.value, waiting.headers, FUTURE_SINK, done)
-        await done
+        retained.retain(Destination(*position, name), offset, waiting.value, waiting.headers, FUTURE_SINK, done)
+        try:
+            await done
+        except LogError as error:
+            log.error("a delayed message to %r is published, but perhaps not retained: %s", name, error)
 
 
 def _dead_letter(partition: int, waiting: Waiting, reason: str) -> tuple[Position, PendingRecord]:
