@@ -40,6 +40,7 @@ def _type(path: str, text: str, found: dict[str, str]) -> str:
 def _fields(path: str, text: str, found: dict[str, str]) -> str:
     while text and not text.startswith(">"):
         name, text = _field_name(text.removeprefix(", "))
+        name = name or '""'  # the root is called ""
         text = _type(f"{path}.{name}" if path else name, text.removeprefix(": "), found)
     return text.removeprefix(">")
 

@@ -40,6 +40,10 @@ def test_schemas_become_field_types() -> None:
     assert field_types("ARRAY<STRING>") == {"": "array", "[]": "text"}
     assert field_types("BOOLEAN") == {"": "boolean"}
     assert field_types("OBJECT<>") == {"": "object"}
+    odd = (
+        "OBJECT<``: VOID, `OBJECT<`: BIGINT, `a,b`: BIGINT, `a<b`: ARRAY<ARRAY<VARIANT>>, `n\nl`: DOUBLE, o: OBJECT<>>"
+    )
+    assert list(field_types(odd)) == ["", '""', "OBJECT<", "a,b", "a<b", "a<b[]", "a<b[][]", "n\nl", "o"]
     assert (merged("number", "null"), merged("null", "text"), merged("text", "number")) == ("number", "text", "mixed")
 
 
