@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from bridge.log import LogUnavailable, RecordRefused
 from bridge.memory_log import MemoryLog
 from bridge.replay.jsonl import digest_file, read_file
-from bridge.replay.kafka_sink import Target, prefix_target
+from bridge.replay.kafka_sink import KafkaSink, Target, prefix_target
 from bridge.replay.pacing import MAX, parse_speed
 from bridge.replay.run import ReplayRun
 from bridge.replay.selection import Item
@@ -218,6 +218,31 @@ async def test_a_prefix_goes_on_without_loss_or_repetition(
     await run(request(target=prefix_target("again"), state=state, resume=True), log)
     assert [orjson.loads(value)["n"] for value in values(log, "again/sensors/")] == list(range(600))
     state.write_bytes(saved)  # as if killed: everything behind the checkpoint is there already
+    await run(request(target=prefix_target("again"), state=state, resume=True), log)
+    assert [orjson.loads(value)["n"] for value in values(log, "again/sensors/")] == list(range(600))
+
+
+@pytest.mark.parametrize("submits", [1, 7, 30])
+async def test_an_interruption_in_the_middle_of_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submits: int
+) -> None:
+    """Some records of a portion are written and nothing says so: they are found, and not written again."""
+    monkeypatch.setattr("bridge.replay.kafka_sink.BATCH_RECORDS_MAX", 5)
+    log, state = filled_log(600), tmp_path / "state"
+    original, left = KafkaSink._submit, [submits]
+
+    async def submit(self: KafkaSink, to: Any, pending: Any) -> None:
+        await original(self, to, pending)
+        left[0] -= 1
+        if not left[0]:
+            await self._settle(0)
+            raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaSink, "_submit", submit)
+        with pytest.raises(asyncio.CancelledError):
+            await run(request(target=prefix_target("again"), state=state), log)
+    assert 0 < len(values(log, "again/")) < 600
     await run(request(target=prefix_target("again"), state=state, resume=True), log)
     assert [orjson.loads(value)["n"] for value in values(log, "again/sensors/")] == list(range(600))
 
