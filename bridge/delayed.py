@@ -235,7 +235,18 @@ class DelayedMessages:
         except RecordRefused as error:
             self._counts["refused"] += 1
             log.error("a delayed message to %r is refused by Kafka: %s", waiting.headers[0][1], error.reason)
-            await self._commit(partition, [waiting], [_dead_letter(partition, waiting, error.reason)])
+            await self._put_aside(partition, waiting, error.reason)
+
+    async def _put_aside(self, partition: int, waiting: Waiting, reason: str) -> None:
+        """To the dead letters, without its payload where that is what Kafka does not take; it must not stay in front of
+        others."""
+        for value in (waiting.value, b""):
+            try:
+                await self._commit(partition, [waiting], [_dead_letter(partition, waiting, value, reason)])
+                return
+            except RecordRefused as error:
+                log.error("nor do the dead letters take it: %s", error.reason)
+        await self._commit(partition, [waiting], [])
 
     def _message(self, waiting: Waiting) -> tuple[Position, PendingRecord]:
         destination = self._destination(waiting)
@@ -279,10 +290,12 @@ class DelayedMessages:
             log.error("a delayed message to %r is published, but perhaps not retained: %s", name, error)
 
 
-def _dead_letter(partition: int, waiting: Waiting, reason: str) -> tuple[Position, PendingRecord]:
+def _dead_letter(
+    partition: int, waiting: Waiting, value: bytes, reason: str
+) -> tuple[Position, PendingRecord]:
     headers = [
         (HEADER_TOPIC, waiting.headers[0][1]),
         (HEADER_DEAD_LETTER_REASON, reason.encode(errors="backslashreplace")[:REASON_BYTES_MAX]),
         (HEADER_DEAD_LETTER_SOURCE, f"{DELAYED}/{partition}/{waiting.offset}".encode()),
     ]
-    return (DEAD_LETTER, 0), (waiting.key, b"", headers)
+    return (DEAD_LETTER, 0), (waiting.key, value, headers)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from support.edges import records_of, values_of
 
 from bridge.delayed import BATCH_MESSAGES_MAX, DelayedMessages
 from bridge.delayed_view import DelayedView, Waiting
-from bridge.log import ProducerFenced
+from bridge.log import PendingRecord, Position, ProducerFenced, RecordRefused, TransactionalProducer
 from bridge.memory_log import MemoryLog
 from bridge.partitioning import RouteTable
 from schemas.catalogue import DELAYED
@@ -123,3 +124,40 @@ async def test_a_node_that_is_fenced_learns_what_the_other_one_has_published() -
     assert values_of(log, "mqtt.messages.q2") == [b"%d" % number for number in range(total)]
     await one.stop()
     await two.stop()
+
+
+class Refusing:
+    """A producer that takes no message with this payload, wherever it is to go."""
+
+    def __init__(self, producer: TransactionalProducer, payload: bytes) -> None:
+        self._producer = producer
+        self._payload = payload
+
+    async def start(self) -> None:
+        await self._producer.start()
+
+    async def commit(self, records: Sequence[tuple[Position, PendingRecord]]) -> list[int]:
+        if any(value == self._payload for _, (_, value, _) in records):
+            raise RecordRefused("too large")
+        return await self._producer.commit(records)
+
+    async def stop(self) -> None:
+        await self._producer.stop()
+
+
+async def test_a_message_that_kafka_does_not_take_is_put_aside_and_holds_up_nobody() -> None:
+    clock = Clock()
+    log = MemoryLog(lambda: clock.now_ms)
+    one = node(log, clock, "one", {"one"})
+    await one.start()
+    for value in (b"1", b"bad", b"2"):
+        await append(log, one, "t", value, 0)
+    await one._tail.caught_up()
+    (partition,) = {record.partition for record in [one.place("t", 1)] if record is not None}
+    one._producers[partition] = Refusing(log.transactional_producer("test"), b"bad")
+    await one.publish_due()
+    assert values_of(log, "mqtt.messages.q2") == [b"1", b"2"]
+    assert [record.value for record in records_of(log, "mqtt.dead_letter")] == [b""]
+    figures = one.statistics()
+    assert (figures["refused"], figures["messages"]) == (1, 0)
+    await one.stop()
