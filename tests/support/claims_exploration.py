@@ -15,7 +15,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from bridge.claims import ClaimsView
@@ -58,11 +58,11 @@ class Rules(NamedTuple):
     checks: bool = True
 
 
-class Violation(Exception):  # noqa: N818
+class Violation(Exception):
     """An invariant does not hold; with the way there."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def view_of(log: Log) -> ClaimsView:
     """What a node knows that has read so far."""
     view = ClaimsView()
