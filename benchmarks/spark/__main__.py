@@ -23,19 +23,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of: {', '.join(PARTS)}")
     parser.add_argument("--records", type=int, default=300_000, help="of the throughput part (default 300000)")
+    parser.add_argument(
+        "--job", action="append", choices=tuple(throughput.JOBS), help="only these jobs of the throughput part"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each latency measurement (default 20)")
     options = parser.parse_args(arguments)
     if strangers := set(options.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(strangers))}")
     try:
-        asyncio.run(_run(options.parts or PARTS, options.records, options.seconds))
+        asyncio.run(
+            _run(options.parts or PARTS, options.records, options.seconds, options.job or tuple(throughput.JOBS))
+        )
     except (BenchmarkError, HeadwaterError) as error:
         print(f"benchmarks.spark: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _run(parts: Sequence[str], records: int, seconds: float) -> None:
+async def _run(parts: Sequence[str], records: int, seconds: float, jobs: Sequence[str]) -> None:
     _say(", ".join(f"{name} {value}" for name, value in describe_machine().items()))
     _say(f"load of the last minute {load_average():.1f}")
     with tempfile.TemporaryDirectory(prefix="headwater-bench-spark-") as place:
@@ -56,7 +61,7 @@ async def _run(parts: Sequence[str], records: int, seconds: float) -> None:
                 for percentiles in (False, True):
                     rate = await throughput.python_rate(running.bootstrap, percentiles)
                     _say_rate(f"plain Python{' with percentiles' if percentiles else ''}", rate)
-                for job in throughput.JOBS:
+                for job in jobs:
                     rate = await throughput.spark_rate(job, running.bootstrap, folder / job.replace(" ", "-"), records)
                     _say_rate(job, rate)
 
