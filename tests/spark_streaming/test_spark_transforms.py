@@ -14,7 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from schemas.routes import Route
+from spark_streaming.anomaly.rules import Range
 from spark_streaming.durations import Duration
+from spark_streaming.transforms.anomaly import alert_records, arrivals, out_of_range
 from spark_streaming.transforms.device_stats import ReadingRules, faulty, parsed, readings
 from spark_streaming.transforms.naming import filter_pattern
 from spark_streaming.transforms.results import dead_letters, stats_records
@@ -296,6 +298,40 @@ def test_results_are_messages(spark: SparkSession) -> None:
         "last_at": "2026-06-01T12:00:00.000Z",
         "final": False,
     }
+
+
+def test_messages_of_a_device_for_its_state(spark: SparkSession) -> None:
+    rows = [
+        record('{"ts": 1780315140, "t": 21.5}', [("mqtt.topic", b"x/dev")], offset=1),
+        record("ON", [("mqtt.topic", b"x/dev")], offset=2),  # no number, but a sign of life
+        record("5", None, key=None, offset=3),  # nobody's
+    ]
+    rules = ReadingRules()
+    found = sorted(arrivals(parsed(frame(spark, *rows), rules), rules).collect(), key=lambda row: row.offset)
+    ingest_ms = round(INGEST.timestamp() * 1000)
+    assert [(row.device, row.offset, row.ingest_ms, row.event_ms) for row in found] == [
+        ("dev", 1, ingest_ms, 1_780_315_140_000),
+        ("dev", 2, ingest_ms, ingest_ms),
+    ]
+    assert [[(one.metric, one.value) for one in row.metrics] for row in found] == [[("t", 21.5)], []]
+
+
+def test_out_of_range_without_state(spark: SparkSession) -> None:
+    values = [("t", 5.0), ("t", 11.0), ("h", -1.0), ("x", 99.0), ("x", 101.0)]
+    rows = [("a/b", metric, value, INGEST, "k", 0, offset) for offset, (metric, value) in enumerate(values)]
+    ranges = {"t": Range(0, 10), "h": Range(0, None), "*": Range(None, 100)}
+    alerts = out_of_range(spark.createDataFrame(rows, READING), ranges)
+    found = sorted(alert_records(alerts).collect(), key=lambda row: bytes(row.value))
+    bodies = [json.loads(bytes(row.value)) for row in found]
+    assert {(body["metric"], body["value"]) for body in bodies} == {("t", 11.0), ("h", -1.0), ("x", 101.0)}
+    headers = {one.key: bytes(one.value).decode() for one in found[0].headers}
+    assert headers == {
+        "mqtt.topic": "analytics/alerts/range/a/b",
+        "content-type": "application/json",
+        "mqtt.user.id": bodies[0]["id"],
+        "mqtt.user.state": "out",
+    }
+    assert len({body["id"] for body in bodies}) == 3
 
 
 def test_dead_letters_keep_the_record(spark: SparkSession) -> None:
