@@ -22,8 +22,9 @@ result, so runs before a mend (listed below) are not in the table: *last run* sa
 * Up to 15 s around a fault, which is most of a run of a minute, I5 counts no second deliveries on a new connection and
   I11 no second deliveries of QoS 1. I4 counts QoS 2 at all times, in the shared group, too.
 * I9 compares payloads, not positions; which of two retained messages is the later one goes by the edges' clocks when
-  one is of QoS 2 and the other is not (a known limit), so a clock that is an hour off shows there. I10 allows more than one will of QoS 0 or 1 around a fault (a known limit);
-  I14 looks for packets before CONNACK and at a denied Topic Name.
+  one is of QoS 2 and the other is not (a known limit), so a clock that is an hour off shows there.
+* I10 allows more than one will of QoS 0 or 1 around a fault (a known limit); I14 looks for packets before CONNACK and
+  at a denied Topic Name.
 * I12: of what is published from 15 s after the last fault on (25 s where Kafka was away: groups form anew, and what
   has waited goes out), 95 % are acknowledged and delivered within 2 s, or three times what it took before.
 * I13: descriptors and tasks of each edge come back to 110 % + 20 of what they were without clients, memory to 64 MiB
@@ -37,8 +38,8 @@ result, so runs before a mend (listed below) are not in the table: *last run* sa
 
 Each run of the tests does a few of these faults one after the other on one site (tests/chaos/test_chaos_short.py).
 
-*Recovery* is the longest time from the end of a fault to the first
-acknowledgement of a publish at any edge, *silence* the longest time without any, faults included.
+*Recovery* is the longest time from the end of a fault to the first acknowledgement of a publish at any edge, *silence*
+the longest time without any, faults included.
 
 """
 
@@ -53,8 +54,8 @@ FOUND = """
 * SIGSTOP of Kafka for 30 s: of a publisher's messages the first were given up after 30 s and the later ones appended,
   so that the first, sent again, came after them (I3); QoS 1 and 2.
 * Our own client said DISCONNECT 0x8D, which only servers may send.
-* Kafka's disk full: the embedded Kafka, started again, ended transactions whose time was over while its controller still
-  held it for the process that had died. Kafka passes over the markers of a transaction when it knows no leader
+* Kafka's disk full: the embedded Kafka, started again, ended transactions whose time was over while its controller
+  still held it for the process that had died. Kafka passes over the markers of a transaction when it knows no leader
   ("likely deleted already"), so read-committed readers waited for ever and no session of those partitions could be
   opened. It ends them 10 s after its start now, when it is registered (Kafka's own default). On a cluster of your own:
   `kafka-transactions.sh find-hanging` and `abort`.
