@@ -308,7 +308,7 @@ class EdgeNode:
             is_replaced=self._is_replaced,
         )
         access = build_access(config, limits)
-        events = EventLog(publisher.append, config.node_id)
+        events = EventLog(publisher.append, config.node_id, clock_ms=lambda: self.services.wall_ms())
         sessions = SessionStore(
             self._log,
             config.node_id,
@@ -389,10 +389,19 @@ class EdgeNode:
                 lambda: self.services.flush(),
                 publisher=publisher,
                 exactly_once=exactly_once,
+                clock_ms=lambda: self.services.wall_ms(),
             )
 
         def catch_up(of: Deliverer, exactly_once: bool) -> CatchUp:
-            return CatchUp(self._log, table, routes, of, lambda: self.services.flush_soon(), exactly_once=exactly_once)
+            return CatchUp(
+                self._log,
+                table,
+                routes,
+                of,
+                lambda: self.services.flush_soon(),
+                exactly_once=exactly_once,
+                clock_ms=lambda: self.services.wall_ms(),
+            )
 
         plain, twin = deliverer(False), deliverer(True)
         return TwinDeliverer(plain, twin), TwinCatchUp(catch_up(plain, False), catch_up(twin, True))
@@ -450,7 +459,9 @@ class EdgeNode:
         """Nobody is served before the view of the retained messages is whole."""
         limits = services.limits
         view = RetainedView(limits.retained_messages_max, limits.retained_bytes_max)
-        retained = RetainedMessages(self._log, services.publisher, self.config.node_id, view=view)
+        retained = RetainedMessages(
+            self._log, services.publisher, self.config.node_id, view=view, clock_ms=services.wall_ms
+        )
         await retained.start()
         services.retained, services.pacer = retained, RetainedPacer(services, retained)
 
