@@ -59,7 +59,8 @@ class Replays:
         handler, grant = self._handler, self._grants[feed.replay_filter]
         if grant.no_local and delivery.client_id == handler.client_id:  # [MQTT5-3.8.3-3]
             return False
-        selector = handler.services.selectors.stored(self.filters[feed.replay_filter].selector)
+        subscription = self.filters.get(feed.replay_filter)
+        selector = handler.services.selectors.stored(subscription.selector) if subscription is not None else None
         if selector is not None and delivery.offset >= 0 and not handler.services.selectors.takes(selector, delivery):
             return False  # the end marker, which is in no log, goes to everybody
         handler.engine.deliver(SharedDelivery.of(delivery, feed), grant, handler.services.loop.time())

@@ -15,19 +15,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import re2
+import re2  # type: ignore[import-untyped, unused-ignore]
 
 from edge.access.principal import Principal
 from edge.rules.placeholders import substitute
 from schemas.errors import ConfigurationError, TopicError
-from schemas.topics import EXCLUSIVE_PREFIX, SHARE_PREFIX, check_topic_filter, matches
+from schemas.replay_filter import parse_replay
+from schemas.topics import BESIDE_PREFIXES, EXCLUSIVE_PREFIX, check_topic_filter, matches, parse_shared
 
 RULES_MAX: Final = 200  # tried one after the other, once per session and Topic Name
 REGEX_LENGTH_MAX: Final = 1_024
 REGEX_BYTES_MAX: Final = 1024 * 1024  # of RE2's compiled program
 _ACTIONS: Final = ("publish", "subscribe", "all")
 _KEYS: Final = ("action", "filter", "regex", "destination")
-_KEPT_PREFIXES: Final = (SHARE_PREFIX, EXCLUSIVE_PREFIX, "$replay/")  # what stands in front of the filter proper
+_KEPT_PREFIXES: Final = (*BESIDE_PREFIXES, EXCLUSIVE_PREFIX)  # what stands in front of the filter proper
 _GROUP: Final = re.compile(r"\$([1-9])")
 
 
@@ -77,7 +78,7 @@ class Rewrites:
         if not self._subscribe:
             return topic_filter
         prefix, inner = _split(topic_filter)
-        return prefix + _first(self._subscribe, inner, principal)
+        return prefix + _first(self._subscribe, inner, principal) if inner else topic_filter
 
 
 def load_rewrites(tables: Iterable[Mapping[str, Any]]) -> Rewrites:
@@ -133,13 +134,13 @@ def _first(rules: tuple[RewriteRule, ...], text: str, principal: Principal) -> s
 
 
 def _split(topic_filter: str) -> tuple[str, str]:
-    """The prefix and the filter proper."""
-    prefix = ""
-    for each in _KEPT_PREFIXES:
-        rest = topic_filter[len(prefix) :]
-        if rest.startswith(each):
-            end = len(each) if each == EXCLUSIVE_PREFIX else rest.find("/", len(each)) + 1
-            if not end:
-                break  # malformed: refused later
-            prefix += rest[:end]
-    return prefix, topic_filter[len(prefix) :]
+    """The prefix and the filter proper; of a malformed one, which is refused later, nothing is the filter proper."""
+    inner = topic_filter.removeprefix(EXCLUSIVE_PREFIX)
+    try:
+        shared = parse_shared(inner)
+        inner = shared.topic_filter if shared is not None else inner
+        replay = parse_replay(inner)
+        inner = replay.topic_filter if replay is not None else inner
+    except TopicError:
+        return topic_filter, ""
+    return topic_filter[: len(topic_filter) - len(inner)], inner

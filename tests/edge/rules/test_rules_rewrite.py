@@ -59,7 +59,9 @@ def test_the_last_rule_that_matches_counts_as_in_emqx(text: str, becomes: str) -
     [
         ("$share/g/old/+/a", "$share/g/new/+/a"),
         ("$exclusive/old/a", "$exclusive/new/a"),
-        ("$share/g/$replay/1h/old/a", "$share/g/$replay/1h/new/a"),
+        ("$replay/-1h/old/a", "$replay/-1h/new/a"),
+        ("$replay/-1h/now/old/a", "$replay/-1h/now/new/a"),
+        ("$replay/never/old/a", "$replay/never/old/a"),
         ("old/#", "new/#"),
         ("$share/g", "$share/g"),
     ],

@@ -221,3 +221,15 @@ async def test_the_configuration_gives_a_selector_to_clients_that_cannot_say_one
                     await publish(writer, temperature)
             assert await take(old) == 21
             assert [await take(new) for _ in range(2)] == [1, 21]
+
+
+async def test_a_replay_has_its_selector_too_and_its_end_marker_comes_all_the_same() -> None:
+    async with memory_edge() as edge:
+        address = mqtt_address(edge)
+        async with connected(address, "writer") as writer, connected(address, "reader") as reader:
+            for temperature in (1, 21, 2, 22):
+                await publish(writer, temperature)
+            name = "$replay/beginning/now/t/+"
+            assert (await subscribe(reader, name, selector=WARM)).reason_codes == (1,)
+            assert [await take(reader) for _ in range(2)] == [21, 22]
+            assert (await reader.receive(Publish)).topic_name_utf8 == b"$replay/end"
