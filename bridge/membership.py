@@ -158,6 +158,7 @@ class Membership:
         append: `Publisher.append_future`.
         heartbeat: makes this node's heartbeat of now; called every 2 s; node id and incarnation never change.
         on_change: called with each change of another node or of this one, also while `start` reads.
+        on_beat: called when a heartbeat is in the log, with the time when it was sent, on the monotonic clock.
         on_clock: called with what to add to ``clock`` to have Kafka's time in ms, when a heartbeat of ours came back.
     """
 
@@ -169,6 +170,7 @@ class Membership:
         on_change: Callable[[NodeChange], None] | None = None,
         on_clock: Callable[[float], None] | None = None,
         *,
+        on_beat: Callable[[float], None] = lambda sent_s: None,
         interval_s: float = HEARTBEAT_INTERVAL_S,
         stale_after_s: float = HEARTBEAT_STALE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -178,6 +180,7 @@ class Membership:
         self._append = append
         self._heartbeat = heartbeat
         self._on_change = on_change
+        self._on_beat = on_beat
         self._on_clock = on_clock
         self._kafka_clock = KafkaClock()
         self._sent: tuple[bytes, float] = (b"", 0.0)  # our last heartbeat, and when it was sent
@@ -355,8 +358,12 @@ class Membership:
                     await self._news.wait()
             self._news.clear()
             try:
+                sent_s = self._clock()
                 await self._send()
                 self._counts["heartbeats"] += 1
+                self._on_beat(sent_s)
+                if self._clock() - sent_s > self._interval_s:
+                    self.announce()  # Kafka was away: what was said is old already
             except LogError as error:
                 self._counts["heartbeats_failed"] += 1
                 logger.warning("our heartbeat did not reach Kafka: %s", error)

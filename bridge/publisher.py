@@ -159,6 +159,8 @@ class Publisher:
         self._generation = 1
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._frozen: set[str] = set()  # Kafka topics of which nothing new is sent
+        self._leased: frozenset[str] = frozenset()  # of these nothing at all is sent without a lease
+        self._lease_until_s = inf
         self._still_waiters: list[tuple[str, asyncio.Future[None]]] = []
         self._stopped = False
         self._counts = dict.fromkeys(
@@ -257,6 +259,20 @@ class Publisher:
 
         timer = loop.call_later(HOLD_S, release)
         return release
+
+    def lease(self, kafka_topics: frozenset[str], until_s: float) -> None:
+        """Records of these Kafka topics may be sent until then, on this publisher's clock; what waited goes now."""
+        self._leased, self._lease_until_s = kafka_topics, until_s
+        for lane in self._lanes.values():
+            if not lane.idle and lane.in_flight is None and not lane.dirty and lane.position[0] in kafka_topics:
+                lane.dirty = True
+                self._dirty.append(lane)
+        if self._dirty and self._flush_handle is None and not self._stopped:
+            self._schedule_flush()
+
+    @property
+    def has_lease(self) -> bool:
+        return self._clock() <= self._lease_until_s
 
     async def freeze(self, kafka_topic: str) -> None:
         """Send nothing new of this Kafka topic until `thaw`; returns when what was on its way is settled."""
@@ -408,6 +424,8 @@ class Publisher:
     def _submit(self, lane: _Lane) -> None:
         if lane.is_held:
             return  # `release` comes back to it
+        if lane.position[0] in self._leased and self._clock() > self._lease_until_s:
+            return  # `lease` comes back to it
         if lane.again:
             batch: _Batch | None = lane.again.popleft()
         else:

@@ -19,7 +19,7 @@ from bridge.deliverer import Deliverer
 from bridge.event_log import EventLog
 from bridge.exclusive import ExclusiveFilters
 from bridge.history.feeds import ReplayFeeds
-from bridge.log import Log
+from bridge.log import Log, LogError, LogUnavailable, Position
 from bridge.membership import Membership
 from bridge.ownership import EXCLUSIVE_KEY, Ownership
 from bridge.partitioning import Destination, RouteTable
@@ -50,8 +50,9 @@ from edge.rules.selectors import Selectors
 from edge.session.connect import Capabilities
 from edge.wire import ReasonCode
 from schemas.catalogue import CONTROL, DAY_MS, MESSAGE_RETENTION_MS
-from schemas.nodes import STATE_DRAINING, STATE_UP, NodeHeartbeat
+from schemas.nodes import HEARTBEAT_STALE_S, STATE_DRAINING, STATE_UP, NodeHeartbeat
 from schemas.records import HEADER_CONTENT_TYPE, HEADER_QOS, HEADER_TOPIC
+from schemas.routes import Q2_SUFFIX
 from schemas.sampling import threshold
 from schemas.sessions import SessionState
 from schemas.topics import SHARE_PREFIX
@@ -64,6 +65,7 @@ CHECKPOINT_INTERVAL_S = 5.0  # what a client may get twice (QoS 1) when its edge
 CHECKPOINTS_AT_ONCE = 50  # a step of the loop of about a millisecond
 SESSION_EXPIRY_S_MAX = (MESSAGE_RETENTION_MS - DAY_MS) // 1000  # an offline session's queue is the log (design 6)
 NOT_READY_AFTER_S = 5.0  # without Kafka: new clients are sent elsewhere (design section 6)
+WRITE_LEASE_S = HEARTBEAT_STALE_S - 1.0  # from a heartbeat on: others cannot take us for dead before
 CLOSE_CLIENTS_AFTER_S = 20.0  # without Kafka: the clients that are here move, too
 SHUT_DOWN_S = 10.0  # from SIGTERM to the end, if Kafka is there
 DRAIN_SHARE = 0.6  # of that time is for clients to move one by one; those that are left go all at once
@@ -96,6 +98,8 @@ class EdgeNode:
         self.control: Control | None = None
         self._decisions: Decisions | None = None
         self._follower: ResizeFollower | None = None
+        self._beaten_s = 0.0  # when the last heartbeat that is in the log was sent
+        self._lease_task: asyncio.Task[None] | None = None
         self._is_up_to_date = False  # all decisions are in force that were made before this node was to be seen
         self._started_ms = int(time.time() * 1000)
         self._incarnation = f"{os.getpid()}-{self._started_ms}"  # `_started_ms` reads it
@@ -135,6 +139,9 @@ class EdgeNode:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        if self._lease_task is not None:
+            self._lease_task.cancel()
+            await asyncio.gather(self._lease_task, return_exceptions=True)
         if self._http is not None:
             await self._http.cleanup()
         if self._membership is not None:
@@ -268,7 +275,11 @@ class EdgeNode:
         if config.exclusive_subscriptions:
             services.exclusive = ExclusiveFilters(services.ownership, services.sessions, self._live_nodes)
         self._membership = Membership(
-            self._log, services.publisher.append_future, self.heartbeat, on_clock=self._told_time
+            self._log,
+            services.publisher.append_future,
+            self.heartbeat,
+            on_clock=self._told_time,
+            on_beat=self._has_beaten,
         )
         for listener in config.listeners:
             self._servers.append(await open_listener(services, listener, config.reuse_port))
@@ -278,6 +289,7 @@ class EdgeNode:
         await self._membership.start()
         await self.control.caught_up()
         follower.has_clients = self._is_up_to_date = True
+        self._has_beaten(time.monotonic())
         keeper = self._keeper = self._build_keeper(services)
         self._tasks = [
             asyncio.create_task(keeper.run()),
@@ -314,7 +326,7 @@ class EdgeNode:
             config.node_id,
             ownership,
             after_batch=lambda: self.services.flush_soon(),
-            place=routes.place,
+            place=self._place,
         )
         return EdgeServices(
             node_id=config.node_id,
@@ -437,6 +449,41 @@ class EdgeNode:
     def _resize_missed(self) -> None:
         for handler in list(self.services.connections):
             handler.disconnect(ReasonCode.SERVER_BUSY, "this edge was cut off for a while; connect again")
+
+    def _has_beaten(self, sent_s: float) -> None:
+        """A heartbeat is in the log: until the others can take this node for dead it may write messages. After a pause
+        only when it knows what has been decided meanwhile: it may have missed a resize."""
+        self._beaten_s = sent_s
+        if not self._is_up_to_date:
+            return
+        if self.services.publisher.has_lease:
+            self._extend_lease(sent_s)
+        elif self._lease_task is None or self._lease_task.done():
+            self._lease_task = asyncio.create_task(self._take_lease_again())
+
+    async def _take_lease_again(self) -> None:
+        assert self.control is not None
+        sent_s = 0.0
+        while sent_s != self._beaten_s:
+            sent_s = self._beaten_s
+            try:
+                await self.control.caught_up()
+            except LogError as error:
+                log.warning("nothing is published until the next heartbeat: %s", error)
+                return
+            self._extend_lease(sent_s)
+
+    def _extend_lease(self, sent_s: float) -> None:
+        routes = self.services.routes
+        names = frozenset(routes.kafka_topics) | {name + Q2_SUFFIX for name in routes.kafka_topics}
+        self.services.publisher.lease(names, sent_s + WRITE_LEASE_S)
+
+    def _place(self, position: Position, key: bytes | None) -> Position:
+        """Where a QoS 2 message goes, right before it does. Raises LogUnavailable while this node may not write."""
+        publisher = self.services.publisher
+        if not publisher.has_lease and position[0].removesuffix(Q2_SUFFIX) in self.services.routes.kafka_topics:
+            raise LogUnavailable("this edge stood still; it publishes again when it knows what it has missed")
+        return self.services.routes.place(position, key)
 
     def _announce(self) -> None:
         if self._membership is not None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from support.catch_up import SlowSubscriber
-from support.logs import RecordingSink, RecordingSubscriber, ScriptedLog, turns
+from support.logs import RecordingSink, RecordingSubscriber, ScriptedLog, VirtualClock, destination, turns
 
 from bridge.catch_up import CatchUp
 from bridge.deliverer import Deliverer
@@ -168,13 +168,13 @@ async def test_what_waits_in_a_frozen_publisher_goes_where_its_key_goes_now() ->
     log = ScriptedLog()
     publisher, sink, table = Publisher(log), RecordingSink(), routes()
     destinations = [table.destination(str(name)) for name in range(8)]
-    for number, destination in enumerate(destinations):
-        publisher.append(destination, b"old", (), sink, number)
+    for number, at in enumerate(destinations):
+        publisher.append(at, b"old", (), sink, number)
     await log.submitted(OLD)
     freezing = asyncio.ensure_future(publisher.freeze(KAFKA_TOPIC))
-    for number, destination in enumerate(destinations):
-        publisher.append(destination, b"%d" % number, (), sink, 100 + number)
-        publisher.append_run(destination, [b"a", b"b"], (), sink, [200 + number, 300 + number])
+    for number, at in enumerate(destinations):
+        publisher.append(at, b"%d" % number, (), sink, 100 + number)
+        publisher.append_run(at, [b"a", b"b"], (), sink, [200 + number, 300 + number])
     await turns()
     assert not freezing.done()  # what was on its way is not in the log yet
     for submission in log.open:
@@ -193,4 +193,23 @@ async def test_what_waits_in_a_frozen_publisher_goes_where_its_key_goes_now() ->
         submission.future.set_result(10)
     await turns()
     assert sorted(sink.tokens("appended")) == sorted([*range(8), *range(100, 108), *range(200, 208), *range(300, 308)])
+    await publisher.stop(0.1)
+
+
+async def test_without_a_lease_nothing_is_published_but_what_keeps_the_node_alive() -> None:
+    log, clock, sink = ScriptedLog(), VirtualClock(), RecordingSink()
+    publisher, table = Publisher(log, clock=clock), routes()
+    publisher.lease(frozenset({KAFKA_TOPIC}), clock.now_s + 5.0)
+    publisher.append(table.destination(NAME), b"1", (), sink, 1)
+    await log.submitted(1)
+    log.open[0].future.set_result(0)
+    clock.now_s += 5.5  # it stood still
+    publisher.append(table.destination(NAME), b"2", (), sink, 2)
+    publisher.append(destination(0, "headwater.nodes"), b"heartbeat", (), sink, 3)
+    await log.submitted(2)
+    await turns()
+    assert [submission.kafka_topic for submission in log.open] == ["headwater.nodes"]
+    publisher.lease(frozenset({KAFKA_TOPIC}), clock.now_s + 5.0)
+    await log.submitted(3)
+    assert log.open[-1].values == [b"2"]
     await publisher.stop(0.1)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from support.edges import memory_edge, mqtt_address, until
 from support.resize import DURABLE, KAFKA_TOPIC, WAIT_S, Load, Seen, connected, operator, shared_whole
 
+from bridge.log import LogUnavailable
 from bridge.memory_log import MemoryLog
 from bridge.resize import ResizeFailed
+from edge.client import ReconnectPolicy
+from edge.node.node import EdgeNode
 from schemas.errors import ConfigurationError
 from schemas.layouts import SETTLED
 
@@ -143,3 +148,56 @@ async def test_an_edge_that_does_not_answer_is_named_and_everything_goes_on(monk
         monkeypatch.setattr(edge.control, "_taken", lambda key, held: None)  # an edge of an older version
         with pytest.raises(ResizeFailed, match="step read: edge-1 did not say within"):
             await who.resizer().resize(24)
+
+
+async def test_an_edge_that_is_cut_off_over_the_switch_writes_nothing_by_the_old_count() -> None:
+    log = MemoryLog()
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(memory_edge(log, node_id="edge-1"))
+        two = await stack.enter_async_context(memory_edge(log, node_id="edge-2"))
+        who = await stack.enter_async_context(operator(log))
+        here, there = Seen(), Seen()
+        await (await connected(stack, mqtt_address(one), here)).subscribe("sensors/#", 1)
+        comes_back = {"client_id": "there", "reconnect": ReconnectPolicy(wait_first_s=0.05, wait_max_s=0.1), **DURABLE}
+        client = await connected(stack, mqtt_address(two), there, clean_start=False, **comes_back)
+        await client.subscribe("sensors/#", 1)
+        publisher = await connected(stack, mqtt_address(two))
+        await publisher.publish("sensors/a/b/c", b"1", 1)
+        back = cut_off(two)
+        resizing = asyncio.ensure_future(who.resizer(drop_timeout_s=0.0).resize(24))
+        await until(lambda: not two.services.publisher.has_lease, wait_s=WAIT_S)
+        publishing = publisher.publish("sensors/a/b/c", b"2", 1)
+        status = await resizing
+        assert (status.partitions, status.read) == (24, (12, 24))  # it is not dropped so soon after
+        assert "edge-2, silent for less than 120 s" in status.needed_by
+        assert not asyncio.ensure_future(publishing).done()
+        back()
+        await until(lambda: two.services.routes.layout(KAFKA_TOPIC).written.partitions == 24)
+        await until(lambda: not publisher.is_connected)  # it has missed the switch: its clients come again
+        again = await connected(stack, mqtt_address(one))
+        await again.publish("sensors/a/b/c", b"3", 1)
+        await until(lambda: here.got.get("sensors/a/b/c", [])[-1:] == [3], wait_s=WAIT_S)
+        await until(lambda: there.got.get("sensors/a/b/c", [])[-1:] == [3], wait_s=WAIT_S)
+        assert {1, 3} <= set(here.got["sensors/a/b/c"]) <= {1, 2, 3}
+        assert here.got["sensors/a/b/c"] == sorted(here.got["sensors/a/b/c"])
+
+
+def cut_off(node: EdgeNode) -> Callable[[], None]:
+    """The edge's heartbeats reach nobody and it hears of no decision, until the function is called."""
+    membership, control = node._membership, node.control
+    assert membership is not None
+    assert control is not None
+    append, take = membership._append, control._tail._take
+    lost: list[asyncio.Future[int]] = []
+    missed: list[tuple[int, Any]] = []
+    membership._append = lambda *_: lost.append(asyncio.get_running_loop().create_future()) or lost[-1]
+    control._tail._take = lambda partition, record: missed.append((partition, record))
+
+    def back() -> None:
+        membership._append, control._tail._take = append, take
+        for partition, record in missed:
+            take(partition, record)
+        for future in lost:
+            future.set_exception(LogUnavailable("cut off"))
+
+    return back
