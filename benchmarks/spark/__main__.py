@@ -58,7 +58,7 @@ async def _run(parts: Sequence[str], records: int, seconds: float, jobs: Sequenc
             _say(f"load of the last minute {load_average():.1f}")
             if "throughput" in parts:
                 await throughput.fill(running.bootstrap, records)
-                for percentiles in (False, True):
+                for percentiles in sorted({"percentiles" in job for job in jobs}):
                     rate = await throughput.python_rate(running.bootstrap, percentiles)
                     _say_rate(f"plain Python{' with percentiles' if percentiles else ''}", rate)
                 for job in jobs:
