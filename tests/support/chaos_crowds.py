@@ -97,17 +97,25 @@ def _others(run: Run, since: float, until: float) -> float:
 
 
 async def group_churn(context: Context) -> None:
-    """Every 5 s six members leave and others come, by turns with DISCONNECT and UNSUBSCRIBE; then edges go, too."""
+    """Every 5 s six members leave and come back, by turns with DISCONNECT and UNSUBSCRIBE; then edges go, too.
+
+    Those without a session have QoS 1: a QoS 2 message whose delivery has begun must not come to anybody else when its
+    session ends (section 4.8.2).
+    """
     load, site = context.load, context.site
-    passing = [load.guest(f"n{number}", number, session_expiry_s=0, clean_start=True) for number in range(PASSING)]
+    passing: dict[RecordedClient, int] = {}
+    for number in range(PASSING):
+        stays = number % 3 > 0
+        settings = {} if stays else {"session_expiry_s": 0, "clean_start": True}
+        passing[load.guest(f"n{number}", number, **settings)] = 2 if stays else 1
     site.recorder.write("mark", values={"passing": [client.client_id for client in passing]})
-    for client in passing:
+    for client, qos in passing.items():
         await client.connect()
-        await client.subscribe(GROUP, 2)
+        await client.subscribe(GROUP, qos)
     for number in range(CHURN_ROUNDS * 2):
         await asyncio.sleep(CHURN_EVERY_S)
-        leaving = load.rng.sample(passing, CHURNED)
-        await asyncio.gather(*(_leave_and_return(client, by_goodbye=number % 2 == 0) for client in leaving))
+        leaving = load.rng.sample(list(passing), CHURNED)
+        await asyncio.gather(*(_leave_and_return(each, passing[each], by_goodbye=number % 2 == 0) for each in leaving))
         if number >= CHURN_ROUNDS:
             edge = site.edges[number % len(site.edges)]
             async with site.fault("SIGTERM", edge.node_id):
@@ -123,14 +131,14 @@ async def group_churn(context: Context) -> None:
     context.after.append(judge)
 
 
-async def _leave_and_return(client: RecordedClient, *, by_goodbye: bool) -> None:
+async def _leave_and_return(client: RecordedClient, qos: int, *, by_goodbye: bool) -> None:
     with suppress(MqttClientError):  # an edge went at the same time: the client comes back by itself
         if by_goodbye:
             await client.disconnect()
             await client.connect()
         else:
             await client.unsubscribe(GROUP)
-        await client.subscribe(GROUP, 2)
+        await client.subscribe(GROUP, qos)
 
 
 def take_passwords(site: Site) -> None:
