@@ -166,20 +166,19 @@ async def test_an_edge_that_is_cut_off_over_the_switch_writes_nothing_by_the_old
         back = cut_off(two)
         resizing = asyncio.ensure_future(who.resizer(drop_timeout_s=0.0).resize(24))
         await until(lambda: not two.services.publisher.has_lease, wait_s=WAIT_S)
-        publishing = publisher.publish("sensors/a/b/c", b"2", 1)
+        publishing = asyncio.ensure_future(publisher.publish("sensors/a/b/c", b"2", 1))
         status = await resizing
         assert (status.partitions, status.read) == (24, (12, 24))  # it is not dropped so soon after
         assert "edge-2, silent for less than 120 s" in status.needed_by
-        assert not asyncio.ensure_future(publishing).done()
+        assert not publishing.done() or publishing.exception() is not None  # its sessions may have been adopted by now
         back()
         await until(lambda: two.services.routes.layout(KAFKA_TOPIC).written.partitions == 24)
         await until(lambda: not publisher.is_connected)  # it has missed the switch: its clients come again
         again = await connected(stack, mqtt_address(one))
         await again.publish("sensors/a/b/c", b"3", 1)
-        await until(lambda: here.got.get("sensors/a/b/c", [])[-1:] == [3], wait_s=WAIT_S)
-        await until(lambda: there.got.get("sensors/a/b/c", [])[-1:] == [3], wait_s=WAIT_S)
-        assert {1, 3} <= set(here.got["sensors/a/b/c"]) <= {1, 2, 3}
-        assert here.got["sensors/a/b/c"] == sorted(here.got["sensors/a/b/c"])
+        for seen in (here, there):  # 2 was never acknowledged: it is there or not
+            await until(lambda seen=seen: {1, 3} <= set(seen.got.get("sensors/a/b/c", ())), wait_s=WAIT_S)
+            assert sorted(set(seen.got["sensors/a/b/c"]) - {2}) == [1, 3]
 
 
 def cut_off(node: EdgeNode) -> Callable[[], None]:
