@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import edge
-from benchmarks.sessions import exactly_once, fight, node_death, paused, replayed, retained_views, storm
+from benchmarks.sessions import churn, exactly_once, fight, node_death, paused, replayed, retained_views, storm
 from benchmarks.sessions.fleet import Fleet, fleet
 from benchmarks.sessions.outcome import Outcome
 from bridge.embedded_kafka import EmbeddedKafka
@@ -43,6 +43,7 @@ SCENARIOS = {
     "node-death": Scenario(3, node_death.run, node_death.OF_EACH, node_death.OF_EACH_QUICK),
     "replay": Scenario(2, replayed.run, replayed.FULL, replayed.QUICK),
     "retained": Scenario(2, retained_views.run, retained_views.FULL, retained_views.QUICK),
+    "churn": Scenario(3, churn.run, churn.FULL, churn.QUICK),
 }
 
 
