@@ -21,7 +21,7 @@ async def resize(kafka: str, config: Path, *arguments: str) -> dict[str, Any]:
     """What the command says; it has to succeed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "edge.cli.app", "topics", "resize", *arguments),
-        *("--kafka", kafka, "--config", str(config), "--json"),
+        *("--kafka", kafka, "--routes", str(config), "--json"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
