@@ -10,6 +10,9 @@ the markers of the transaction before are still on their way, and cannot say whe
             TxnOffsetCommit          beside Produce, to the group's coordinator, by its member in a generation (KIP-447)
             EndTxn (commit)          from here on a missing answer means CommitUnknown
 
+Where the cluster speaks Kafka's second transaction protocol (`bridge.kafka_transactions_v2`) Produce adds its
+partitions itself, and EndTxn answers with the next epoch: two round trips in a row instead of three.
+
 What fails before EndTxn (commit) was sent never becomes visible. What is left of it is cleared away before the next
 transaction begins: EndTxn (abort), and a new epoch from InitProducerId (KIP-360). A late request of the old epoch is
 then refused, sequence numbers begin anew, and a rival who has taken the id in the meantime keeps it.
@@ -39,6 +42,14 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from bridge.kafka_connection import KafkaConnection
 from bridge.kafka_producer import ALL_RECORDS_FAULT, BATCH_BYTES_MAX, ONE_RECORDS_FAULT, SEQUENCE_MODULO
 from bridge.kafka_protocol import LeanProduceAnswer, LeanProduceRequest, MemberOffsetsRequest, NextEpochRequest
+from bridge.kafka_transactions_v2 import (
+    FEATURE,
+    LEVEL,
+    AddingProduceRequest,
+    EndAndGoOnRequest,
+    FeaturesRequest,
+    ProduceResponse_v12,
+)
 from bridge.log import (
     CommitUnknown,
     GroupMarks,
@@ -57,6 +68,7 @@ TRANSACTION_TIMEOUT_MS = 10_000  # Kafka aborts what a killed edge has left open
 WRITE_S = 8.0  # to begin and write a transaction: it must not come to Kafka's time-out
 END_S = 10.0  # to learn that it is committed
 START_S = 20.0  # to take the id, the former holder's transaction ended
+FEATURES_S = 5.0  # to learn which protocol is spoken
 SETTLE_S = 2.0  # after a refusal; what takes longer is done by the next commit
 FULL_BATCH_BYTES = (
     512 * 1024
@@ -74,6 +86,8 @@ _NOT_A_MEMBER = frozenset(
 _FENCED = frozenset((47, _INVALID_STATE, 49, 90))  # invalid epoch, state or producer id mapping; fenced
 _LOST_COUNT = frozenset((45, 46, 59))  # of the sequence numbers: out of order, a duplicate of long ago, unknown
 _NOT_AUTHORISED = 53  # for the transactional id
+_ABORTABLE = 120  # the transaction cannot go on
+_FINAL = _FENCED | _LOST_COUNT | ONE_RECORDS_FAULT | ALL_RECORDS_FAULT | {_NOT_AUTHORISED, _ABORTABLE}  # of a batch
 _TROUBLE = (KafkaError, OSError, ValueError)  # also what aiokafka raises on an answer that it cannot decode
 
 
@@ -139,6 +153,7 @@ class KafkaTransactionalProducer:
         self._producer_id = -1
         self._epoch = -1
         self._sequences: dict[Position, int] = {}
+        self._adds_itself = False  # the second protocol is spoken
         self._usable = False
         self._unsettled = False  # a transaction was begun, and neither committed nor surely aborted
         self._in_doubt = False  # a request to the coordinator was repeated that may have been done before
@@ -148,17 +163,25 @@ class KafkaTransactionalProducer:
     async def start(self) -> None:
         with self._alone():
             self._usable = False
-            request = InitProducerIdRequest(self._transactional_id, self._transaction_timeout_ms)
+            asking = asyncio.ensure_future(self._speaks_second_protocol())  # beside: a fence shall take no longer
             try:
-                async with asyncio.timeout(START_S):
-                    answer, codes = await self._ask(request, lambda answer: (answer.error_code,))
-            except TimeoutError:
-                self._drop_connections()
-                raise LogUnavailable(f"{self._transactional_id} was not taken: {self._trouble}") from None
-            if codes:
-                raise LogUnavailable(f"{self._transactional_id} was not taken: {_names(codes)}")
-            self._begin_epoch(answer.producer_id, answer.producer_epoch)
+                await self._take_id()
+                self._adds_itself = await asking
+            finally:
+                asking.cancel()
             self._usable = True
+
+    async def _take_id(self) -> None:
+        request = InitProducerIdRequest(self._transactional_id, self._transaction_timeout_ms)
+        try:
+            async with asyncio.timeout(START_S):
+                answer, codes = await self._ask(request, lambda answer: (answer.error_code,))
+        except TimeoutError:
+            self._drop_connections()
+            raise LogUnavailable(f"{self._transactional_id} was not taken: {self._trouble}") from None
+        if codes:
+            raise LogUnavailable(f"{self._transactional_id} was not taken: {_names(codes)}")
+        self._begin_epoch(answer.producer_id, answer.producer_epoch)
 
     async def commit(
         self, records: Sequence[tuple[Position, PendingRecord]], marks: Sequence[GroupMarks] = ()
@@ -204,7 +227,7 @@ class KafkaTransactionalProducer:
                 await self._settle()
                 await self._await_leaders(written.waiting)
                 self._unsettled = True
-                if written.waiting:
+                if written.waiting and not self._adds_itself:
                     await self._add_partitions(written.waiting)
                 for each in marks:
                     await self._add_offsets(each.group_id)
@@ -291,19 +314,24 @@ class KafkaTransactionalProducer:
                     by_node.setdefault(node, {})[position] = batches[0]
             answers = await asyncio.gather(*(self._send(node, batches) for node, batches in by_node.items()))
             codes = {code for answer in answers if answer is not None for code in self._read_answer(answer, waiting)}
-            self._raise_for(codes & (_FENCED | _LOST_COUNT | ONE_RECORDS_FAULT | ALL_RECORDS_FAULT | {_NOT_AUTHORISED}))
-            if codes or None in answers or not by_node:
+            self._raise_for(codes & _FINAL)
+            if codes == {_CONCURRENT}:  # the markers of the transaction before are still on their way
+                await asyncio.sleep(MARKER_WAITS_S[-1])
+            elif codes or None in answers or not by_node:
                 if codes:
                     self._trouble = _names(codes)
                 log.warning("part of a transaction is not taken yet, trying again: %s", self._trouble)
                 await self._connection.refresh()
                 await asyncio.sleep(RETRY_S)
 
-    async def _send(self, node: int, batches: dict[Position, _Batch]) -> LeanProduceAnswer | None:
+    async def _send(self, node: int, batches: dict[Position, _Batch]) -> LeanProduceAnswer | ProduceResponse_v12 | None:
         data = {position: batch.data or self._numbered(position, batch) for position, batch in batches.items()}
-        request = LeanProduceRequest(data.items(), self._request_timeout_ms, self._transactional_id)
+        kind = AddingProduceRequest if self._adds_itself else LeanProduceRequest
+        request = kind(data.items(), self._request_timeout_ms, self._transactional_id)
         try:
-            answer: LeanProduceAnswer = await self._connection.client.send(node, request, group=self._lane)
+            answer: LeanProduceAnswer | ProduceResponse_v12 = await self._connection.client.send(
+                node, request, group=self._lane
+            )
         except _TROUBLE as error:
             self._trouble = repr(error)
             return None
@@ -317,7 +345,9 @@ class KafkaTransactionalProducer:
         batch.builder = None
         return batch.data
 
-    def _read_answer(self, answer: LeanProduceAnswer, waiting: dict[Position, deque[_Batch]]) -> Iterator[int]:
+    def _read_answer(
+        self, answer: LeanProduceAnswer | ProduceResponse_v12, waiting: dict[Position, deque[_Batch]]
+    ) -> Iterator[int]:
         """Take what was written off the lines; yields the error codes of the others."""
         for kafka_topic, partition, code, base_offset in answer.partitions:
             position = (kafka_topic, partition)
@@ -333,12 +363,14 @@ class KafkaTransactionalProducer:
         self._in_doubt = False
         try:
             async with asyncio.timeout(END_S):
-                _, codes = await self._ask_to_end(commit=True)
+                answer, codes = await self._ask_to_end(commit=True)
         except TimeoutError:
             self._drop_connections()
             raise CommitUnknown(f"the commit was not answered: {self._trouble}") from None
         if not codes:
             self._unsettled = False
+            if self._adds_itself:
+                self._begin_epoch(answer.producer_id, answer.producer_epoch)
             return
         if codes & _FENCED and not self._in_doubt:
             raise ProducerFenced(f"{self._transactional_id}: {_names(codes)}")
@@ -351,8 +383,11 @@ class KafkaTransactionalProducer:
         """Abort it, and leave its epoch behind. Raises ProducerFenced, TransactionAborted."""
         if not self._unsettled:
             return
-        _, codes = await self._ask_to_end(commit=False)
+        answer, codes = await self._ask_to_end(commit=False)
         self._raise_for(codes - {_INVALID_STATE})  # nothing is open: it never began, or someone has aborted it
+        if not codes and self._adds_itself:
+            self._begin_epoch(answer.producer_id, answer.producer_epoch)
+            return
         request = NextEpochRequest(self._transactional_id, self._transaction_timeout_ms, self._producer_id, self._epoch)
         answer, codes = await self._ask(request, lambda answer: (answer.error_code,))
         self._raise_for(codes)
@@ -386,8 +421,25 @@ class KafkaTransactionalProducer:
 
     # The coordinator
 
+    async def _speaks_second_protocol(self) -> bool:
+        """The cluster has agreed on it; asked at each start, for an upgrade may come in between."""
+        client = self._connection.client
+        try:
+            async with asyncio.timeout(FEATURES_S):
+                while True:
+                    try:
+                        answer = await client.send(client.get_random_node(), FeaturesRequest(), group=self._lane)
+                    except _TROUBLE:
+                        await asyncio.sleep(RETRY_S)
+                        continue
+                    return not answer.error_code and answer.level(FEATURE) >= LEVEL
+        except (TimeoutError, NotImplementedError) as error:  # no answer, or a Kafka that does not know the request
+            log.info("Kafka does not say which transactions it knows, so the first protocol is used: %r", error)
+            return False
+
     async def _ask_to_end(self, *, commit: bool) -> tuple[Any, set[int]]:
-        request = EndTxnRequest(self._transactional_id, self._producer_id, self._epoch, commit)
+        kind = EndAndGoOnRequest if self._adds_itself else EndTxnRequest
+        request = kind(self._transactional_id, self._producer_id, self._epoch, commit)
         return await self._ask(request, lambda answer: (answer.error_code,))
 
     async def _ask(self, request: Any, codes_of: Callable[[Any], Iterable[int]]) -> tuple[Any, set[int]]:

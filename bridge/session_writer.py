@@ -49,6 +49,8 @@ BATCH_BYTES_MAX = 1024 * 1024
 BUFFER_BYTES_MAX = 64 * 1024 * 1024  # what an edge keeps while Kafka does not answer
 UNKNOWN_AFTER_S = 30.0  # design section 5
 TICK_S = 0.5  # how often the age of what waits is looked at
+LINGER_SHARE = 0.05  # of a transaction's time: so long the next one waits for what clients answer to this one
+LINGER_S_MIN, LINGER_S_MAX = 0.001, 0.05  # only where Kafka is far away
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 RECORD_OVERHEAD_BYTES = 96
 
@@ -331,9 +333,13 @@ class SessionWriter:
             if not self._waiting:
                 self._work.clear()
             self._settled.clear()
+            began_s = self._clock()
             await self._settle(self._in_hand)  # cancelled only by `stop`, which reports what is in hand
             self._in_hand = []
             self._settled.set()
+            linger_s = min((self._clock() - began_s) * LINGER_SHARE, LINGER_S_MAX)
+            if linger_s >= LINGER_S_MIN:  # a PUBREL that comes now need not wait for a whole transaction
+                await asyncio.sleep(linger_s)
 
     def _next_batch(self) -> list[_Write]:
         """As many writes as fit, at least one."""

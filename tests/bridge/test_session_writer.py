@@ -78,6 +78,23 @@ async def test_what_waits_is_committed_together(log: MemoryLog, node: SessionNod
     assert await seen(node) == {1, 2, 3, 4}
 
 
+async def test_far_from_kafka_what_answers_a_commit_goes_with_the_next(
+    log: MemoryLog, node: SessionNode, epoch: int, clock: VirtualClock
+) -> None:
+    """A PUBREL that comes right after its PUBREC does not wait for one more transaction of seconds."""
+    before = node.store.statistics()["writer_transactions"]
+    log.hold_commits()
+    node.received(C, epoch, 1)
+    await turns()
+    node.received(C, epoch, 2)
+    clock.now_s += 2.0
+    log.release_commits()
+    await node.sink.wait(1)
+    node.received(C, epoch, 3)
+    await node.sink.wait(3)
+    assert node.store.statistics()["writer_transactions"] - before == 2
+
+
 async def test_a_batch_is_bounded(
     log: MemoryLog, node: SessionNode, epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

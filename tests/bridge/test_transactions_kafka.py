@@ -16,6 +16,7 @@ from support.logs import READ_S, LogHarness, kafka_harness
 import bridge.kafka_transactions
 from bridge.kafka_protocol import LeanProduceRequest, NextEpochRequest
 from bridge.kafka_transactions import KafkaTransactionalProducer
+from bridge.kafka_transactions_v2 import AddingProduceRequest, EndAndGoOnRequest
 from bridge.log import (
     CommitUnknown,
     LogUnavailable,
@@ -27,13 +28,22 @@ from bridge.log import (
 )
 
 pytestmark = pytest.mark.kafka
-TRANSACTIONAL = (
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    NextEpochRequest,
-    LeanProduceRequest,
-)
+WRITES = (LeanProduceRequest, AddingProduceRequest)
+ENDS = (EndTxnRequest, EndAndGoOnRequest)
+TRANSACTIONAL = (AddPartitionsToTxnRequest, *ENDS, InitProducerIdRequest, NextEpochRequest, *WRITES)
+
+
+@pytest.fixture(params=[1, 2], ids=["first-protocol", "second-protocol"], autouse=True)
+def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A Kafka of today speaks both; an older one, or one that was not upgraded to the end, only the first."""
+    speaks: int = request.param
+    if speaks == 1:
+
+        async def never(_: KafkaTransactionalProducer) -> bool:
+            return False
+
+        monkeypatch.setattr(KafkaTransactionalProducer, "_speaks_second_protocol", never)
+    return speaks
 
 
 @pytest.fixture
@@ -43,9 +53,10 @@ async def harness(kafka_bootstrap: str) -> AsyncIterator[LogHarness]:
 
 
 @pytest.fixture
-async def producer(harness: LogHarness) -> KafkaTransactionalProducer:
+async def producer(harness: LogHarness, protocol: int) -> KafkaTransactionalProducer:
     made: KafkaTransactionalProducer = harness.log.transactional_producer(f"test.{uuid.uuid4().hex}")
     await made.start()
+    assert made._adds_itself == (protocol == 2)
     return made
 
 
@@ -112,7 +123,7 @@ async def test_a_commit_without_an_answer_is_unknown_until_the_next_start(
     monkeypatch.setattr(bridge.kafka_transactions, "END_S", 0.3)
     losses = Losses(harness)
     await producer.commit([record(harness, 0, b"1"), record(harness, 1, b"1")])
-    setattr(losses, "after" if happened else "before", lambda request: isinstance(request, EndTxnRequest))
+    setattr(losses, "after" if happened else "before", lambda request: isinstance(request, ENDS))
     with pytest.raises(CommitUnknown):
         await producer.commit([record(harness, 0, b"2"), record(harness, 1, b"2")])
     losses.after = losses.before = lambda request: False
@@ -122,10 +133,14 @@ async def test_a_commit_without_an_answer_is_unknown_until_the_next_start(
     assert (await committed(harness, 0)) == [b"1", *([b"2"] if happened else []), b"3"]
 
 
-@pytest.mark.parametrize("lost", [AddPartitionsToTxnRequest, LeanProduceRequest], ids=["begun", "written"])
+@pytest.mark.parametrize("lost", [(AddPartitionsToTxnRequest, *WRITES), WRITES], ids=["begun", "written"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_what_cannot_be_written_in_time_is_aborted_and_the_producer_goes_on(
-    harness: LogHarness, producer: KafkaTransactionalProducer, monkeypatch: pytest.MonkeyPatch, lost: type, when: str
+    harness: LogHarness,
+    producer: KafkaTransactionalProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: tuple[type, ...],
+    when: str,
 ) -> None:
     losses = Losses(harness)
     await producer.commit([record(harness, 0, b"1")])
@@ -145,7 +160,7 @@ async def test_to_clear_away_an_aborted_transaction_takes_nothing_from_a_rival(
     losses = Losses(harness)
     with monkeypatch.context() as patch:
         patch.setattr(bridge.kafka_transactions, "WRITE_S", 0.3)
-        losses.after = lambda request: isinstance(request, LeanProduceRequest)
+        losses.after = lambda request: isinstance(request, WRITES)
         with pytest.raises(TransactionAborted):
             await producer.commit([record(harness, 0, b"never")])
     losses.after = lambda request: False
@@ -161,7 +176,7 @@ async def test_a_gap_in_the_sequence_numbers_costs_one_transaction(
     harness: LogHarness, producer: KafkaTransactionalProducer
 ) -> None:
     await producer.commit([record(harness, 0, b"1")])
-    producer._sequences[harness.at(0)] += 5
+    producer._sequences[harness.at(0)] = producer._sequences.get(harness.at(0), 0) + 5
     with pytest.raises(TransactionAborted, match="OutOfOrder"):
         await producer.commit([record(harness, 0, b"never"), record(harness, 1, b"never")])
     await producer.commit([record(harness, 0, b"2")])
@@ -242,3 +257,18 @@ async def test_an_id_that_cannot_be_taken_is_said(
     losses.before = lambda request: False
     await producer.start()
     assert await producer.commit([record(harness, 0, b"1")]) == [0]
+
+
+async def test_how_many_round_trips_a_transaction_takes(
+    harness: LogHarness, producer: KafkaTransactionalProducer, protocol: int
+) -> None:
+    """One after another: what makes an acknowledgement late where Kafka is far away."""
+    losses, asked = Losses(harness), list[Any]()
+
+    def note(request: Any) -> bool:
+        asked.append(request)
+        return False
+
+    losses.before = note
+    await producer.commit([record(harness, 0, b"1"), record(harness, 1, b"1")])
+    assert sum(isinstance(each, TRANSACTIONAL) for each in asked) == (3 if protocol == 1 else 2)
