@@ -290,9 +290,7 @@ class DelayedMessages:
             log.error("a delayed message to %r is published, but perhaps not retained: %s", name, error)
 
 
-def _dead_letter(
-    partition: int, waiting: Waiting, value: bytes, reason: str
-) -> tuple[Position, PendingRecord]:
+def _dead_letter(partition: int, waiting: Waiting, value: bytes, reason: str) -> tuple[Position, PendingRecord]:
     headers = [
         (HEADER_TOPIC, waiting.headers[0][1]),
         (HEADER_DEAD_LETTER_REASON, reason.encode(errors="backslashreplace")[:REASON_BYTES_MAX]),
