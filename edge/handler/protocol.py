@@ -486,7 +486,7 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
 
     def share_again(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
         """A resumed session takes part in its shared subscriptions again."""
-        self.sharing = SharedMember(self)
+        self.sharing = SharedMember(self, subscriptions)
         self._spawn(self.sharing.resume, subscriptions)
 
     def replay_again(self, subscriptions: tuple[StoredSubscription, ...], places: Mapping[str, Places]) -> None:

@@ -29,9 +29,9 @@ SUBSCRIBE_TIMEOUT_S = 10.0  # the group is not ready by then: the client hears o
 class SharedMember:
     """`EdgeProtocolHandler.sharing` from the client's first shared subscription on; a `ShareMember`."""
 
-    def __init__(self, handler: EdgeProtocolHandler) -> None:
+    def __init__(self, handler: EdgeProtocolHandler, stored: tuple[StoredSubscription, ...] = ()) -> None:
         self._handler = handler
-        self.filters: dict[str, StoredSubscription] = {}
+        self.filters = {each.topic_filter: each for each in stored}  # at once: the session may be stored again
         self._selectors: dict[str, Selector] = {}
 
     # ShareMember -----------------------------------------------------------------------------------------------------
@@ -98,8 +98,6 @@ class SharedMember:
 
     async def resume(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
         """Take part again, as the stored session says; what fails is tried again until the connection ends."""
-        for each in subscriptions:
-            self.filters[each.topic_filter] = each
         for each in subscriptions:
             while self._handler.is_open and each.topic_filter in self.filters:
                 if not (await self._subscribe(each)).is_error:
