@@ -60,7 +60,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "--slide", metavar="DURATION", help="a window starts so often, and they overlap (default: tumbling windows)"
     )
     parser.add_argument(
-        "--percentiles", default="50,95,99", metavar="LIST", help="whole numbers, or none (default 50,95,99)"
+        "--percentiles", metavar="LIST", help="whole numbers, or none (default 50,95,99, and none in real-time mode)"
     )
     parser.add_argument("--watermark", default="10s", metavar="DURATION", help="how late a row may come (default 10s)")
     parser.add_argument(
@@ -117,7 +117,7 @@ def read_options(arguments: Sequence[str]) -> Options:
     return Options(
         common=common,
         rules=rules,
-        windows=_windows(found),
+        windows=_windows(found, common.trigger),
         final=found.emit == "final",
         idle_after=idle_after,
         dead_letter_every=parse_duration(found.dead_letter_every, "--dead-letter-every"),
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     return run_job(job)
 
 
-def _windows(found: argparse.Namespace) -> Windows:
+def _windows(found: argparse.Namespace, trigger: Trigger) -> Windows:
     length = parse_duration(found.window, "--window")
     slide = parse_duration(found.slide, "--slide") if found.slide else None
     if slide is not None and not slide.seconds <= length.seconds <= WINDOWS_PER_READING_MAX * slide.seconds:
@@ -190,7 +190,8 @@ def _windows(found: argparse.Namespace) -> Windows:
             f"--slide {found.slide}: give at most --window {found.window} and at least 1/{WINDOWS_PER_READING_MAX} of "
             "it: every reading is counted in each window that it lies in"
         )
-    texts = [] if found.percentiles in ("", "none") else found.percentiles.split(",")
+    wanted = found.percentiles or ("none" if trigger.is_realtime else "50,95,99")
+    texts = [] if wanted == "none" else wanted.split(",")
     if not all(text.strip().isdecimal() and 0 < int(text) < 100 for text in texts):
         raise ConfigurationError(f"--percentiles: {found.percentiles!r} is none; write for example 50,95,99 or none")
     return Windows(
