@@ -48,8 +48,11 @@ class BenchJob:
                         found: dict[str, Any] = json.loads(line)
                         if found["event"] in names:
                             return found
-        log = self._log_path.read_text(errors="replace")[-2000:]
-        raise BenchmarkError(f"the job did not say {' or '.join(names)}; its log ends with:\n{log}")
+        raise BenchmarkError(f"the job did not say {' or '.join(names)}{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The end of what it said on stderr."""
+        return f"; its log ends with:\n{self._log_path.read_text(errors='replace')[-2000:]}"
 
     def cpu_s(self) -> float:
         """CPU seconds of the JVM, its driver and its workers so far, those that have ended included."""

@@ -73,7 +73,7 @@ async def measure(scene: Scene, cluster: RunningCluster, folder: Path, seconds: 
         del received[:received_before]
         took = sorted(latency for published_s, latency in received if published_s >= began_s)
         if not took:
-            raise BenchmarkError(f"no result of {scene.job} arrived")
+            raise BenchmarkError(f"no result of {scene.job} arrived{job.log_tail()}")
         return Latency(
             len(took),
             published,
