@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.simulation_checks import CHECKS, Evidence, check
+from support.simulation_checks import CHECKS, Evidence, check, is_shared, matches
 from support.simulation_history import Message
+from support.simulation_leases import SimulatedGroups
 from support.simulation_loop import EPOCH_S, virtual_loop
 from support.simulation_run import run_seed
 from support.simulation_world import World
@@ -20,6 +21,7 @@ from support.simulation_world import World
 from bridge.catch_up import CatchUp
 from bridge.memory_log import MemoryRecord
 from bridge.session_writer import SessionWriter
+from bridge.shared.group import ShareGroup
 from edge.handler.durable import DurableSession
 from edge.handler.protocol import EdgeProtocolHandler
 from edge.session.exactly_once import IncomingFlows
@@ -59,6 +61,7 @@ def _acknowledged(evidence: Evidence, qos: int) -> Message:
                 and message.answered_at
                 and message.expiry_s is None
                 and span.topic_filter != "#"
+                and not message.topic_name.startswith("sh/")
                 and not receipt.retain
                 and not message.is_will
             ):
@@ -193,6 +196,40 @@ def position_runs_ahead(evidence: Evidence) -> None:
             receipt.acknowledged_at = None
 
 
+def _of_a_group(evidence: Evidence, qos: int) -> Message:
+    """A message that a group was due, and got."""
+    history = evidence.history
+    for message in history.messages.values():
+        if (
+            message.topic_name.startswith("sh/")
+            and message.qos == qos
+            and message.answered_at
+            and message.expiry_s is None
+            and any(each.payload == message.payload and each.qos == qos for each in history.receipts)
+            and any(
+                is_shared(span.topic_filter)
+                and matches(span.topic_filter, message.topic_name)
+                and span.until_at == float("inf")
+                and span.from_at < message.sent_at
+                for span in history.spans
+            )
+        ):
+            return message
+    raise LookupError("this run has no such message")
+
+
+def lost_in_a_group(evidence: Evidence) -> None:
+    payload = _of_a_group(evidence, 1).payload
+    evidence.history.receipts[:] = [each for each in evidence.history.receipts if each.payload != payload]
+
+
+def to_two_members(evidence: Evidence) -> None:
+    """As many more as there are groups that could have it."""
+    payload = _of_a_group(evidence, 2).payload
+    receipt = next(each for each in evidence.history.receipts if each.payload == payload and each.qos == 2)
+    evidence.history.receipts += [replace(receipt, client=f"other{number}") for number in range(2)]
+
+
 PLANTED: list[tuple[str, Callable[[Evidence], None]]] = [
     ("I1", lost),
     ("I2", other_bytes),
@@ -208,6 +245,8 @@ PLANTED: list[tuple[str, Callable[[Evidence], None]]] = [
     ("I9", retained_differs),
     ("I10", no_will),
     ("I10", a_will_of_one_who_said_goodbye),
+    ("I4 of groups", to_two_members),
+    ("I11", lost_in_a_group),
     ("I14", a_secret_is_told),
     ("I15", expired_and_delivered),
     ("I16", position_runs_ahead),
@@ -249,6 +288,14 @@ def _one_more(self: Outgoing, *args: Any, **kwargs: Any) -> None:
 _init = Outgoing.__init__
 
 
+def _only_what_is_done(self: ShareGroup, given: Any = ()) -> Any:
+    """The marks without what is being handed over with them."""
+    return _marks(self)
+
+
+_marks = ShareGroup.marks
+
+
 BROKEN: list[tuple[str, Any, str, Any, tuple[str, ...]]] = [
     # a slow client's messages are not read again
     ("I1", CatchUp, "fall_behind", _no_need, ("slow readers",)),
@@ -260,6 +307,12 @@ BROKEN: list[tuple[str, Any, str, Any, tuple[str, ...]]] = [
     ("I7", SessionWriter, "_without_lost", lambda self, batch: batch, ("pause", "cut")),
     # the steps of QoS 2 flows to the client are not stored
     ("I4", DurableSession, "_begin", lambda self, effect: self.stored(effect, [0]), ("kill", "reset")),
+    # a hand-over of a shared subscription's message does not say so in the group's mark
+    ("I4 of groups", ShareGroup, "marks", _only_what_is_done, ("kill",)),
+    # the group takes marks of who was given up
+    ("I4 of groups", SimulatedGroups, "accepts", lambda self, marks: True, ("pause", "cut")),
+    # what a member has not acknowledged is nobody's when it leaves
+    ("I11", ShareGroup, "leave", lambda self, member, keeps=(): self.unsubscribe(member), ("reset", "slow readers")),
     # subscriptions stay when their connection has gone
     ("I13", EdgeProtocolHandler, "_release", lambda self: None, ()),
 ]

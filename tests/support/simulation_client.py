@@ -195,6 +195,8 @@ class ModelClient:
             return None
         if self.has_session is not True:
             return self.has_session
+        if self.history.deleted:
+            return None  # a session whose messages were deleted begins anew
         age_s, expiry_s = now - self.left_at, self._kept_s
         if expiry_s < 60 and self._edge_was_faulty(now):
             return None  # the server may have seen the end earlier than this client, or later

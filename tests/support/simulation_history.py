@@ -122,6 +122,7 @@ class History:
     )  # what the model clients noticed at once: (invariant, text)
     trace: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    deleted: set[bytes] = field(default_factory=set)  # payloads that were deleted from the log before the end
     ended_at: float = 0.0
 
     def violation(self, invariant: str, text: str) -> None:

@@ -24,7 +24,8 @@ from support.simulation_link import Link
 from support.simulation_log import NodeLog
 from support.simulation_loop import EPOCH_S, Process, VirtualLoop
 
-from bridge.memory_log import MemoryLog
+from bridge.log import Position
+from bridge.memory_log import MemoryLog, MemoryRecord
 from edge.access.acl import DevAcl
 from edge.access.principal import Credentials, Principal
 from edge.handler.protocol import EdgeProtocolHandler
@@ -46,6 +47,8 @@ FAULTS = (
     "wipe",
     "restart",
     "intruder",
+    "truncation",
+    "clock jumps",
 )
 TOPIC_NAMES = ("a", "a/b", "a/c", "b/c", "sensors/s/d1/t", "sensors/s/d2/t", "r/1", "r/2")
 FILTERS = ("a", "a/#", "+/c", "a/+", "#", "sensors/+/d1/#", "sensors/s/d2/t", "r/+", "will/#", "b/c")
@@ -195,14 +198,15 @@ class World:
         SerialHandler._made = 0
         self.log = MemoryLog(clock_ms=lambda: int((EPOCH_S + loop.time()) * 1000))
         self.log.groups = SimulatedGroups(loop.outside)
+        self.deleted: dict[Position, list[MemoryRecord]] = {}
         self.processes: list[Process] = []
         rng = self.rng
         self.kinds = (
             faults if faults is not None else tuple(k for k in FAULTS if rng.random() < rng.choice((0.1, 0.3, 0.5)))
         )
         self.edges = [Edge(self, f"edge-{number}") for number in range(1, rng.choice((1, 2, 2, 2, 3)) + 1)]
-        if "clock" in self.kinds:
-            rng.choice(self.edges).clock_offset_s = rng.choice((-30.0, -5.0, 5.0, 30.0))
+        if "clock" in self.kinds and "clock jumps" not in self.kinds:
+            rng.choice(self.edges).clock_offset_s = rng.choice((-3600.0, -30.0, -5.0, 5.0, 30.0, 3600.0))
         self.has_groups = rng.random() < 0.4
         self.clients = [self._client(number) for number in range(1, rng.randint(2, 5) + 1)]
         self.intruders = 0
@@ -218,7 +222,7 @@ class World:
         durable = rng.random() < 0.7
         expiry_s = 0
         if durable:
-            expiry_s = 518_400 if version == 4 else rng.choice((3600, 3600, 3600 if "clock" in self.kinds else 10))
+            expiry_s = 518_400 if version == 4 else rng.choice((3600, 3600, 10))
         has_will = rng.random() < 0.5
         plan = Plan(
             f"c{number}",
@@ -228,7 +232,7 @@ class World:
             keep_alive_s=rng.choice((0, 10)),
             will_qos=rng.choice((0, 1, 2)) if has_will else None,
             will_retain=rng.random() < 0.3,
-            will_delay_s=0 if "clock" in self.kinds else rng.choice((0, 0, 2, 8)),
+            will_delay_s=rng.choice((0, 0, 2, 8)),
             slow_s=rng.choice((0.5, 3.0)) if "slow readers" in self.kinds and rng.random() < 0.6 else 0.0,
             alias_maximum=rng.choice((0, 0, 3)),
         )
@@ -382,6 +386,10 @@ class World:
                 self._after((2.0, 10.0), self._calm, edge.log, fault)
             case "compaction":
                 self._compact()
+            case "truncation":
+                self._delete_records()
+            case "clock jumps":
+                edge.clock_offset_s = edge.process.clock_offset_s = rng.choice((-3600.0, 0.0, 3600.0))
             case "slow readers":
                 client = rng.choice(self.clients)
                 if client.link is not None:
@@ -453,6 +461,23 @@ class World:
             for partition in range(12):
                 self.fault_counts["records compacted"] += self.log.compact(kafka_topic, partition, now_ms - lag_ms)
 
+    def _delete_records(self) -> None:
+        """Kafka's DeleteRecords, of messages, whoever still needs them."""
+        filled = [
+            (position, held)
+            for position, held in self.log._partitions.items()
+            if position[0].startswith("mqtt.") and held.records and not held.open
+        ]
+        if not filled:
+            return
+        position, held = self.rng.choice(filled)
+        until = held.start + self.rng.randint(1, len(held.records))
+        gone = held.records[: until - held.start]
+        self.deleted.setdefault(position, []).extend(gone)
+        self.history.deleted.update(record.value for record in gone if record.value is not None)
+        self.history.faults.append(Fault("", "truncation", self.loop.time(), self.loop.time()))
+        self.log.truncate(*position, until)
+
     def _intrude(self) -> None:
         """Another user tries to take a client's session."""
         edges = [edge for edge in self.edges if edge.is_up]
@@ -522,7 +547,10 @@ class World:
 
     def evidence(self) -> Evidence:
         """What the checkers look at, when all is quiet."""
-        log = {position: committed(held.records) for position, held in self.log._partitions.items()}
+        log = {
+            position: committed([*self.deleted.get(position, ()), *held.records])
+            for position, held in self.log._partitions.items()
+        }
         wanted = {
             client.plan.name: frozenset(client.wanted)  # shared ones, too: they are stored
             for client in self.clients
