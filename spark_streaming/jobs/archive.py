@@ -21,7 +21,7 @@ from spark_streaming import archive_files
 from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.errors import SparkJobError
 from spark_streaming.job import Job, run_job
-from spark_streaming.options import CommonOptions, common_options, job_parser, parse_arguments
+from spark_streaming.options import CommonOptions, common_options, job_parser, parse_arguments, parse_trigger
 from spark_streaming.progress import Reporter
 from spark_streaming.runner import PRIMARY_QUERY, Stopper, default_data_folder, run_main
 from spark_streaming.session import job_session
@@ -48,7 +48,6 @@ class Options:
     list_files: bool
     open_hours: int
     keep: Duration
-    batch_records_max: int
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -67,12 +66,10 @@ def argument_parser() -> argparse.ArgumentParser:
 def read_options(arguments: Sequence[str]) -> Options:
     """Checked settings. Raises ConfigurationError."""
     found = parse_arguments(argument_parser(), arguments)
+    refuse_realtime(JOB, parse_trigger(found.trigger))
     common = common_options(JOB, found, default_data_folder())
-    refuse_realtime(JOB, common.trigger)
     if not 0 <= found.open_hours <= 10_000:
         raise ConfigurationError(f"--open-hours: {found.open_hours} is not between 0 and 10000")
-    if found.batch_records < 1:
-        raise ConfigurationError(f"--batch-records: {found.batch_records} is not above 0")
     return Options(
         common=common if found.starting else replace(common, starting_offsets="earliest"),
         archive=(found.archive or default_data_folder() / JOB).absolute(),
@@ -80,7 +77,6 @@ def read_options(arguments: Sequence[str]) -> Options:
         list_files=found.list,
         open_hours=found.open_hours,
         keep=parse_duration(found.keep, "--keep", positive=False),
-        batch_records_max=found.batch_records,
     )
 
 
@@ -93,7 +89,7 @@ def writer(session: SparkSession, options: Options, inputs: Sequence[str], start
         inputs,
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
-        batch_records_max=options.batch_records_max,
+        batch_records_max=common.batch_records_max,
     )
 
     def take(batch: DataFrame, number: int) -> None:

@@ -21,7 +21,7 @@ from schemas.routes import Q2_SUFFIX
 from schemas.topics import check_topic_filter
 from spark_streaming.durations import Duration, parse_duration
 from spark_streaming.job import Job, run_job
-from spark_streaming.options import CommonOptions, common_options, job_parser, parse_arguments
+from spark_streaming.options import CommonOptions, common_options, job_parser, parse_arguments, parse_trigger
 from spark_streaming.progress import Reporter
 from spark_streaming.quality.folding import Catalogue, Profile
 from spark_streaming.runner import PRIMARY_QUERY, default_data_folder, run_main
@@ -44,7 +44,6 @@ class Options:
     families_max: int
     forget: Duration
     table: Path | None
-    batch_records_max: int
 
 
 def read_options(arguments: Sequence[str]) -> Options:
@@ -58,23 +57,21 @@ def read_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--table", type=Path, metavar="FILE", help="the catalogue as JSON lines, too, always whole")
     parser.add_argument("--batch-records", type=int, default=200_000, metavar="N", help="per batch at most (200000)")
     found = parse_arguments(parser, arguments)
+    refuse_realtime(JOB, parse_trigger(found.trigger))
     common = common_options(JOB, found, default_data_folder())
-    refuse_realtime(JOB, common.trigger)
     for topic_filter in found.family:
         try:
             check_topic_filter(topic_filter)
         except TopicError as error:
             raise ConfigurationError(f"--family: {error}") from None
-    for option, value in (("--families-max", found.families_max), ("--batch-records", found.batch_records)):
-        if value < 1:
-            raise ConfigurationError(f"{option}: {value} is not above 0")
+    if found.families_max < 1:
+        raise ConfigurationError(f"--families-max: {found.families_max} is not above 0")
     return Options(
         common=common,
         families=tuple(found.family),
         families_max=found.families_max,
         forget=parse_duration(found.forget, "--forget"),
         table=found.table.absolute() if found.table else None,
-        batch_records_max=found.batch_records,
     )
 
 
@@ -123,7 +120,7 @@ def writer(session: SparkSession, options: Options, starting_offsets: str) -> Da
         inputs(common),
         starting_offsets=starting_offsets,
         accept_data_loss=common.accept_data_loss,
-        batch_records_max=options.batch_records_max,
+        batch_records_max=common.batch_records_max,
     )
     folder = Folder(options, Reporter(JOB, common.as_json))
     return batch_writer(records, folder.take, PRIMARY_QUERY, common.checkpoint / PRIMARY_QUERY, common.trigger)
