@@ -480,6 +480,8 @@ def i15_expiry(evidence: Evidence) -> list[str]:
         message = evidence.history.messages.get(receipt.payload)
         if message is None or message.expiry_s is None:
             continue
+        if receipt.qos == 2 and evidence.kinds & {"log trouble", "slow log", "cut", "lost answers"}:
+            continue  # its delivery had begun: it waited for its identifier to be stored
         latest = max((at_s(record) for _, record in occurrences[receipt.payload]), default=0.0)
         if receipt.at > latest + message.expiry_s + 1.0:
             wrong.append(f"{_who(receipt)} expired after {message.expiry_s} s and was appended at {latest:.3f}")
