@@ -17,7 +17,8 @@ what the edges retain, and at the memory, descriptors and tasks of the edges. Ea
 planted faults (tests/chaos/test_chaos_checks.py).
 
 A cell is the number of violations in all tries; a try is a seed, and a seed that is run again replaces its earlier
-result, so runs before a mend (listed below) are not in the table: *last run* says when (UTC). Limits of the judgement:
+result, so runs before a mend (listed below) are not in the table: *last run* says when (UTC). A dash: the run was made
+before there was a checker. Limits of the judgement:
 
 * Up to 15 s around a fault, which is most of a run of a minute, I5 counts no second deliveries on a new connection and
   I11 no second deliveries of QoS 1. I4 counts QoS 2 at all times, in the shared group, too.
@@ -99,12 +100,18 @@ def _table(tried: Results, texts: Mapping[str, str], invariants: Sequence[str]) 
     for name, text in texts.items():
         tries = tried.get(name)
         if tries:
-            counts = [str(sum(each["violations"][invariant] for each in tries)) for invariant in invariants]
+            counts = [_sum([each["violations"].get(invariant) for each in tries]) for invariant in invariants]
             times = [f"{max(each[key] for each in tries):.1f}" for key in ("recovery_s", "silence_s")]
             lines.append(
                 f"| {text} | {len(tries)} | " + " | ".join([*counts, *times, max(each["at"] for each in tries)]) + " |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _sum(counts: Sequence[int | None]) -> str:
+    """Of those tries where it was looked at."""
+    known = [count for count in counts if count is not None]
+    return str(sum(known)) if known else "-"
 
 
 def _figures(tried: Results, texts: Mapping[str, str]) -> str:
