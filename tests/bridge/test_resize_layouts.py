@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bridge.murmur2 import partition_for_key
 from bridge.partitioning import RouteTable
 from bridge.resize_needs import needs_first, session_needs_first
+from bridge.topics_admin import PARTITION_COUNT, Difference, without_resized
 from schemas.layouts import Layout
 from schemas.routes import DEFAULT_ROUTES, Q2_SUFFIX
 from schemas.sessions import OutgoingEntry, SessionProgress, SessionState, StoredSession, StoredSubscription
@@ -138,3 +139,19 @@ def test_a_session_that_never_heard_of_a_generation_needs_it_all() -> None:
     old, middle = partition_for_key(key, 12), partition_for_key(key, 24)
     at = {(name, old): 10 for name in ("mqtt.sensors", "mqtt.sensors.q2")}
     assert needs_first(SENSOR, at, table, layout, {}) is (middle not in {old})
+
+
+def test_the_layout_counts_when_kafka_topics_are_checked() -> None:
+    layouts = {"mqtt.sensors": layout_of("mqtt.sensors", 12, [24, 6])}
+    found = [
+        Difference("mqtt.sensors", PARTITION_COUNT, "12", "24", "..."),
+        Difference("mqtt.sensors.q2", PARTITION_COUNT, "12", "12", "..."),
+        Difference("mqtt.sensors", "retention.ms", "1", "2", "..."),
+        Difference("mqtt.messages", PARTITION_COUNT, "12", "24", "..."),
+    ]
+    kept = without_resized(found, layouts)
+    assert [(each.kafka_topic, each.what, each.expected) for each in kept] == [
+        ("mqtt.sensors.q2", PARTITION_COUNT, "24"),
+        ("mqtt.sensors", "retention.ms", "1"),
+        ("mqtt.messages", PARTITION_COUNT, "12"),
+    ]
