@@ -14,7 +14,7 @@ OF_TIME_AND_SIZE = ("I12", "I13", "I15")  # said and not judged here: the machin
 
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1000)
 async def test_nothing_is_violated_by_a_few_faults(tmp_path: Path) -> None:
     context, run = await perform(SHORT, 1, tmp_path)
     found = verdict(run)

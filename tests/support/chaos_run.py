@@ -27,7 +27,7 @@ EDGES = 3
 SHOWN_MAX = 8
 NO_WONDER = (" ERROR aiokafka", "no answer in time")  # that Kafka cannot be reached, or has not answered for 30 s
 OF_MESSAGES = frozenset(name for each in DEFAULT_ROUTES for name in (each.kafka_topic, each.q2_kafka_topic))
-DEADLINE_S = 600.0
+DEADLINE_S = 900.0
 LEAD_S = 4.0
 
 

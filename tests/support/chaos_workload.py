@@ -28,7 +28,7 @@ UNACKNOWLEDGED_MAX = 40
 EXPIRY_S = 2
 QUIET_S = 3.0
 WILLS_S = 9.0  # an edge is held for dead after 6 s, then its wills are published
-SETTLE_S = 75.0
+SETTLE_S = 150.0
 
 
 class Workload:
