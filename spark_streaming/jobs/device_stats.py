@@ -60,7 +60,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "--slide", metavar="DURATION", help="a window starts so often, and they overlap (default: tumbling windows)"
     )
     parser.add_argument(
-        "--percentiles", metavar="LIST", help="whole numbers, or none (default 50,95,99, and none in real-time mode)"
+        "--percentiles", metavar="LIST", help="whole numbers, or none (default 50,95,99; real-time mode has none)"
     )
     parser.add_argument("--watermark", default="10s", metavar="DURATION", help="how late a row may come (default 10s)")
     parser.add_argument(
@@ -192,6 +192,8 @@ def _windows(found: argparse.Namespace, trigger: Trigger) -> Windows:
         )
     wanted = found.percentiles or ("none" if trigger.is_realtime else "50,95,99")
     texts = [] if wanted == "none" else wanted.split(",")
+    if texts and trigger.is_realtime:
+        raise ConfigurationError("--percentiles: not in real-time mode; add --trigger micro:5s, or leave them out")
     if not all(text.strip().isdecimal() and 0 < int(text) < 100 for text in texts):
         raise ConfigurationError(f"--percentiles: {found.percentiles!r} is none; write for example 50,95,99 or none")
     return Windows(
