@@ -16,9 +16,10 @@ KEPT = 16  # observations: half a minute of heartbeats
 class KafkaClock:
     """Offset in milliseconds from a monotonic clock in seconds to Kafka's time."""
 
-    __slots__ = ("_observed",)
+    __slots__ = ("_observed", "_own_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, own_ms: float | None = None) -> None:
+        self._own_ms = own_ms  # the node's own clock: it counts as far as what was observed does not contradict it
         self._observed: deque[tuple[float, float]] = deque(maxlen=KEPT)  # (round trip, offset), both in ms
 
     def observe(self, sent_s: float, received_s: float, appended_ms: int) -> float:
@@ -30,7 +31,11 @@ class KafkaClock:
     @property
     def offset_ms(self) -> float:
         """What to add to the monotonic clock; 0 before anything was observed."""
-        return min(self._observed)[1] if self._observed else 0.0
+        if not self._observed:
+            return self._own_ms or 0.0
+        observed, error = min(self._observed)[1], self.error_ms + 1
+        own = self._own_ms if self._own_ms is not None else observed
+        return min(max(own, observed - error), observed + error)
 
     @property
     def error_ms(self) -> float:

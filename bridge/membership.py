@@ -182,7 +182,7 @@ class Membership:
         self._on_change = on_change
         self._on_beat = on_beat
         self._on_clock = on_clock
-        self._kafka_clock = KafkaClock()
+        self._kafka_clock = KafkaClock((time.time() - clock()) * 1000)
         self._sent: tuple[bytes, float] = (b"", 0.0)  # our last heartbeat, and when it was sent
         self._interval_s = interval_s
         self._stale_after_s = stale_after_s
