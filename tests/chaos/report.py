@@ -22,8 +22,7 @@ before there was a checker. Limits of the judgement:
 
 * Up to 15 s around a fault, which is most of a run of a minute, I5 counts no second deliveries on a new connection and
   I11 no second deliveries of QoS 1. I4 counts QoS 2 at all times, in the shared group, too.
-* I9 compares payloads, not positions; which of two retained messages is the later one goes by the edges' clocks when
-  one is of QoS 2 and the other is not (a known limit), so a clock that is an hour off shows there.
+* I9 compares payloads, not positions.
 * I10 allows more than one will of QoS 0 or 1 around a fault (a known limit); I14 looks for packets before CONNACK and
   at a denied Topic Name.
 * I12: of what is published from 15 s after the last fault on (25 s where Kafka was away: groups form anew, and what

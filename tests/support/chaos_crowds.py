@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
 from contextlib import suppress
 from statistics import mean
 
+from support import chaos_strangers
 from support.chaos_checks import Run
 from support.chaos_client import RecordedClient
 from support.chaos_context import Context
@@ -17,7 +20,6 @@ from support.simulation_loop import EPOCH_S
 
 from edge.access.passwords import add_user
 from edge.client import ConnectFailed, ConnectRefused, MqttClient, MqttClientError
-from edge.wire import Connect, encode
 
 READERS = 50
 SLOW_P99_RATIO = 1.2
@@ -32,8 +34,6 @@ CHURN_ROUNDS = 4
 CHURNED = 6
 
 USER, PASSWORD = "device", "right"
-SILENT, SILENT_PER_ADDRESS = 1_000, 10
-WRONG_PER_S, WRONG_ADDRESSES = 500, 250
 STRANGERS_S = 15
 CONNECTS_WITHIN_S = 12.0  # a silent stranger gives its place free after 10 s
 
@@ -162,23 +162,18 @@ def take_passwords(site: Site) -> None:
 async def silent_and_wrong(context: Context) -> None:
     """A thousand connections say nothing, and 250 addresses guess passwords, at one edge; a client with the right
     password connects there every half second."""
-    edge = context.site.edges[0]
-    strangers = _Strangers(edge)
-    took: list[float] = []
+    edge, took = context.site.edges[0], list[float]()
     async with context.site.fault("strangers", edge.node_id):
-        tasks = [asyncio.create_task(strangers.be_silent(number)) for number in range(SILENT)]
-        tasks.append(asyncio.create_task(strangers.guess()))
-        try:
-            deadline = time.monotonic() + STRANGERS_S
-            while time.monotonic() < deadline:
-                took.append(await _connects(edge))
-                await asyncio.sleep(0.5)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, *strangers.guesses, return_exceptions=True)
-    context.figures["silent connections at once"] = strangers.silent_most
-    context.figures["bad passwords a second"] = round(strangers.guessed / STRANGERS_S)
+        strangers = await asyncio.create_subprocess_exec(
+            *(sys.executable, chaos_strangers.__file__, str(edge.address[1]), str(STRANGERS_S)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        deadline = time.monotonic() + STRANGERS_S
+        while time.monotonic() < deadline:
+            took.append(await _connects(edge))
+            await asyncio.sleep(0.5)
+        said, _ = await strangers.communicate()
+    context.figures |= json.loads(said)
     context.must("a client with the right password: p95 to connect, s", p95(took), CONNECTS_WITHIN_S)
 
 
@@ -195,52 +190,3 @@ async def _connects(edge: ChaosEdge) -> float:
         await client.disconnect()
         break
     return time.monotonic() - began
-
-
-class _Strangers:
-    """Connections from many addresses of loopback, to one edge."""
-
-    def __init__(self, edge: ChaosEdge) -> None:
-        self._address = edge.address
-        self.silent = self.silent_most = self.guessed = 0
-        self.guesses: set[asyncio.Task[None]] = set()
-
-    async def be_silent(self, number: int) -> None:
-        """One connection that says nothing; when it is closed, another."""
-        while True:
-            with suppress(OSError):
-                reader, writer = await self._connect(f"127.1.0.{1 + number // SILENT_PER_ADDRESS}")
-                self.silent += 1
-                self.silent_most = max(self.silent, self.silent_most)
-                try:
-                    await reader.read(1)
-                finally:
-                    self.silent -= 1
-                    writer.transport.abort()
-            await asyncio.sleep(1)
-
-    async def guess(self) -> None:
-        """So many a second, as long as the machine can."""
-        began = time.monotonic()
-        while True:
-            due = int((time.monotonic() - began) * WRONG_PER_S) - self.guessed
-            for _ in range(min(due, WRONG_PER_S) if len(self.guesses) < WRONG_PER_S else 0):
-                self.guessed += 1
-                task = asyncio.create_task(self._guess(self.guessed))
-                self.guesses.add(task)
-                task.add_done_callback(self.guesses.discard)
-            await asyncio.sleep(0.02)
-
-    async def _guess(self, number: int) -> None:
-        connect = Connect(4, f"guess-{number % 100}", user_name=USER, password=f"wrong-{number}".encode())
-        with suppress(OSError):
-            reader, writer = await self._connect(f"127.2.0.{1 + number % WRONG_ADDRESSES}")
-            try:
-                writer.write(encode(connect, 4))
-                async with asyncio.timeout(5):
-                    await reader.read(100)
-            finally:
-                writer.transport.abort()
-
-    async def _connect(self, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(*self._address, local_addr=(source, 0))
