@@ -530,7 +530,9 @@ class Outgoing:
         deliveries = [
             flow.delivery
             for flow in self.flows.values()
-            if isinstance(flow.delivery, SharedDelivery) and flow.state is not Outbound.STORING
+            if isinstance(flow.delivery, SharedDelivery)
+            and flow.delivery.handover is not None  # by a replay there is none, and no group waits for it
+            and flow.state is not Outbound.STORING
         ]
         return [((each.kafka_topic, each.partition), each.offset) for each in deliveries]
 
