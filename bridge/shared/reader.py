@@ -248,19 +248,27 @@ class SharedReader:
             if passed is None or passed <= at:
                 continue
             self._reading[position] = passed
-            for group in self._groups:
+            for group in list(self._groups):
                 if group.wants(position) == at:
                     group.feed(position, (), passed)
 
     def _bound_buffers(self) -> None:
-        while sum(group.buffered_bytes for group in self._groups) > BUFFERED_BYTES_MAX:
-            max(self._groups, key=lambda group: group.buffered_bytes).drop_buffers()
+        """Once each: a replay keeps the next record of each partition, so there may be more all the same."""
+        too_much = sum(group.buffered_bytes for group in self._groups) - BUFFERED_BYTES_MAX
+        if too_much <= 0:
+            return
+        for group in sorted(self._groups, key=lambda group: group.buffered_bytes, reverse=True):
+            before = group.buffered_bytes
+            group.drop_buffers()
+            too_much -= before - group.buffered_bytes
+            if too_much <= 0:
+                return
 
     def _truncated(self, error: LogTruncated) -> None:
         """Never a silent gap: counted and said aloud."""
         self._counts["truncations"] += 1
         log.error("%s", error)
         at = self._reading.pop(error.partition, None)
-        for group in self._groups:
+        for group in list(self._groups):
             if at is not None and group.wants(error.partition) == at:
                 group.skip_to(error.partition, error.start)
