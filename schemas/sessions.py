@@ -115,10 +115,11 @@ class OutgoingEntry:
 @dataclass(frozen=True, slots=True)
 class ReplayPlace:
     """Where a replay subscription is in one partition: ``next_offset`` was never sent; ``due`` was, below it, and is
-    not acknowledged."""
+    not acknowledged; ``until``: where the partition ends for a replay with a ``to``."""
 
     next_offset: int
     due: tuple[int, ...] = ()
+    until: int | None = None
 
 
 @dataclass(slots=True)
@@ -214,6 +215,10 @@ def progress_record(client_id: str, epoch: int, progress: SessionProgress) -> Se
     if progress.replays:
         values["replays"] = {
             replay_filter: [(*position, place.next_offset, *place.due) for position, place in places.items()]
+            for replay_filter, places in progress.replays.items()
+        }
+        values["replay_ends"] = {
+            replay_filter: [(*position, place.until) for position, place in places.items() if place.until is not None]
             for replay_filter, places in progress.replays.items()
         }
     return session_key(client_id, epoch, KIND_PROGRESS), orjson.dumps(values), ()
@@ -314,9 +319,16 @@ def decode_progress(data: bytes) -> SessionProgress:
         incoming = {_checked_packet_id(packet_id) for packet_id in values.get("incoming", ())}
         unsettled = {_checked_packet_id(packet_id) for packet_id in values.get("unsettled", ())}
         unsettled_outgoing = {_checked_packet_id(packet_id) for packet_id in values.get("unsettled_outgoing", ())}
+        ends = {
+            (_text(replay_filter), _text(kafka_topic), _number(partition)): _number(until)
+            for replay_filter, places in values.get("replay_ends", {}).items()
+            for kafka_topic, partition, until in places
+        }
         replays = {
             _text(replay_filter): {
-                (_text(kafka_topic), _number(partition)): ReplayPlace(_number(offset), tuple(map(_number, due)))
+                (_text(kafka_topic), _number(partition)): ReplayPlace(
+                    _number(offset), tuple(map(_number, due)), ends.get((replay_filter, kafka_topic, partition))
+                )
                 for kafka_topic, partition, offset, *due in places
             }
             for replay_filter, places in values.get("replays", {}).items()

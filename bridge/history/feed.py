@@ -23,6 +23,7 @@ from schemas.replay_range import PositionTokens
 from schemas.sessions import ReplayPlace
 
 BUFFERED_LOW = 256  # a partition with less than this in its buffer is read on: a fetch brings up to 1 MiB of it
+BUFFERED_BYTES_LOW = 1024 * 1024  # of one replay: with more only what has nothing in its buffer is read on
 BURST_S = 0.1  # of the rate: what may go at once after a pause
 
 TIMESTAMP = "headwater.timestamp_ms"
@@ -35,6 +36,10 @@ class ReplayMember(Protocol):
 
     def has_room(self) -> bool:
         """Whether one more message would be sent at once."""
+        ...
+
+    def takes(self, delivery: Delivery, feed: ReplayFeed, /) -> bool:
+        """Whether the subscription's options let it through."""
         ...
 
     def deliver_replayed(self, delivery: Delivery, feed: ReplayFeed, /) -> bool:
@@ -54,7 +59,7 @@ class _Partition:
     due: set[int]  # below next_offset, to be handed out again
     open: dict[int, None] = field(default_factory=dict)  # handed out, in order
     buffer: deque[Delivery] = field(default_factory=deque)
-    gap: int = 0  # records that were deleted before they could be read, and the client has not been told
+    is_cut: bool = False  # memory was short: it is read on when its buffer is empty
 
     @property
     def is_missing(self) -> bool:
@@ -98,6 +103,7 @@ class ReplayFeed:
         self.handed = 0
         self.is_closed = False
         self.has_ended = False
+        self.gap = 0  # records that were deleted before they could be read, and the client has not been told
         self._member = member
         self._is_bounded = is_bounded
         self._per_s = per_s
@@ -113,7 +119,10 @@ class ReplayFeed:
             )
             for position, place in places.items()
         }
-        self._tokens = PositionTokens({position: place.next_offset for position, place in places.items()})
+        self._tokens = PositionTokens(
+            {position: min((place.next_offset, *place.due)) for position, place in places.items()}
+        )
+        self._buffered_bytes = 0
         self._missing = {position for position, each in self._partitions.items() if each.is_missing}
         self._heads: list[tuple[int, Position, int]] = []  # of history: append time, partition, offset
         self._live: deque[Position] = deque()  # partitions with something behind their history, in turns
@@ -129,7 +138,7 @@ class ReplayFeed:
     def wants(self, position: Position) -> int | None:
         """Where to read on; None: nothing is needed of the partition now."""
         partition = self._partitions[position]
-        if self.is_closed or len(partition.buffer) >= BUFFERED_LOW:
+        if self.is_closed or (partition.buffer and self._has_enough(partition)):
             return None
         if self._is_bounded and partition.read_offset >= partition.history_end:
             return None
@@ -145,6 +154,7 @@ class ReplayFeed:
             if self._is_bounded and offset >= partition.history_end:
                 break
             partition.buffer.append(delivery)
+            self._buffered_bytes += len(delivery.payload)
             if len(partition.buffer) == 1:
                 self._queue(position, partition)
         self._has_read(position, partition, read_offset)
@@ -152,9 +162,14 @@ class ReplayFeed:
     def skip_to(self, position: Position, offset: int) -> None:
         """The log has nothing before ``offset`` any more: never a silent gap."""
         partition = self._partitions[position]
-        lost = max(0, offset - partition.read_offset)
+        lost = max(0, offset - max(partition.next_offset, partition.read_offset))
+        lost += sum(partition.read_offset <= due < offset for due in partition.due)
         self._counts["truncated_records"] += lost
-        partition.gap += lost
+        self.gap += lost
+        if offset < partition.read_offset:  # the log is shorter than it was: what comes there now is new
+            partition.next_offset = min(partition.next_offset, offset)
+            partition.due = {due for due in partition.due if due < offset}
+            partition.history_end = min(partition.history_end, offset)
         self._has_read(position, partition, offset)
 
     def deliver(self, delivery: Delivery, grant: object, /) -> object:
@@ -163,18 +178,18 @@ class ReplayFeed:
 
     @property
     def buffered_bytes(self) -> int:
-        return sum(len(delivery.payload) for each in self._partitions.values() for delivery in each.buffer)
+        return self._buffered_bytes
 
     def drop_buffers(self) -> None:
-        """Memory is short: what waits is read again when there is room."""
-        for position, partition in self._partitions.items():
-            if partition.buffer:
-                partition.read_offset = partition.buffer[0].offset
-                partition.buffer.clear()
-            if partition.is_missing:
-                self._missing.add(position)
-        self._heads.clear()
-        self._live.clear()
+        """Memory is short: the later half of what waits is read again. The next record of each partition stays, or a
+        merge of very many partitions would never have all that it needs."""
+        for partition in self._partitions.values():
+            buffer = partition.buffer
+            partition.is_cut = bool(buffer)
+            for _ in range(len(buffer) // 2):
+                delivery = buffer.pop()
+                partition.read_offset = delivery.offset
+                self._buffered_bytes -= len(delivery.payload)
 
     # What the member does ---------------------------------------------------------------------------------------------
 
@@ -192,6 +207,7 @@ class ReplayFeed:
                 tuple(
                     sorted(offset for offset in partition.due | partition.open.keys() if (position, offset) not in kept)
                 ),
+                partition.history_end if self._is_bounded else None,
             )
             for position, partition in self._partitions.items()
         }
@@ -199,6 +215,11 @@ class ReplayFeed:
     def token(self) -> str:
         """Where to go on, for a client without a session that has all that was handed out."""
         return self._tokens.token()
+
+    def gap_properties(self) -> list[tuple[str, str]]:
+        """What the client must hear of: to be told once."""
+        gap, self.gap = self.gap, 0
+        return [(GAP, f"{gap} records were deleted from Kafka before they could be sent")] if gap else []
 
     def hand_out(self, now: float) -> float | None:
         """Give the member what it has room for; when to call again, if the rate says so. ``now`` in s, monotonic."""
@@ -260,34 +281,49 @@ class ReplayFeed:
     def _hand(self, position: Position) -> None:
         partition = self._partitions[position]
         delivery = partition.buffer.popleft()
-        offset = delivery.offset
+        offset, buffered_bytes = delivery.offset, self._buffered_bytes
+        self._buffered_bytes -= len(delivery.payload)
         partition.due.discard(offset)
         partition.next_offset = max(partition.next_offset, offset + 1)
         if partition.buffer:
             self._queue(position, partition)
-        elif partition.is_missing:
-            self._missing.add(position)
+        else:
+            partition.is_cut = False
+            if partition.is_missing:
+                self._missing.add(position)
+        if self._with_positions:
+            self._move_token(position, partition.next_offset)
         if delivery.remaining_expiry_s(self._clock_ms()) == 0:  # I15 [MQTT5-3.3.2-5]
             self._counts["expired"] += 1
-        else:
+        elif self._member.takes(delivery, self):
             self.handed += 1
             partition.open[offset] = None
             if self._with_positions:
-                self._tokens.move(position, partition.next_offset)
-                delivery = self._with_position(delivery, partition)
+                delivery = self._with_position(delivery)
             if not self._member.deliver_replayed(delivery, self):
                 partition.open.pop(offset, None)
-        if len(partition.buffer) == BUFFERED_LOW - 1 or not partition.buffer:
+        is_low = self._buffered_bytes < BUFFERED_BYTES_LOW <= buffered_bytes
+        if len(partition.buffer) == BUFFERED_LOW - 1 or not partition.buffer or is_low:
             self._on_hungry()
 
+    def _has_enough(self, partition: _Partition) -> bool:
+        is_much = len(partition.buffer) >= BUFFERED_LOW or self._buffered_bytes >= BUFFERED_BYTES_LOW
+        return is_much or partition.is_cut
+
+    def _move_token(self, position: Position, offset: int) -> None:
+        """What is due again below it is still to come."""
+        self._tokens.move(position, min((offset, *self._partitions[position].due)))
+
     def _has_read(self, position: Position, partition: _Partition, read_offset: int) -> None:
+        if self._is_bounded:  # what a read brought beyond the end was not handed out: a token must not pass it
+            read_offset = min(read_offset, max(partition.history_end, partition.read_offset))
         partition.read_offset = read_offset
         if partition.due and read_offset >= partition.next_offset:  # what has not come is gone, or matches no more
             partition.due.intersection_update([delivery.offset for delivery in partition.buffer])
         if not partition.is_missing:
             self._missing.discard(position)
         if not partition.buffer:
-            self._tokens.move(position, partition.at)
+            self._move_token(position, partition.at)
         self._on_fed(self)
 
     def _queue(self, position: Position, partition: _Partition) -> None:
@@ -297,12 +333,10 @@ class ReplayFeed:
         else:
             self._live.append(position)
 
-    def _with_position(self, delivery: Delivery, partition: _Partition) -> Delivery:
+    def _with_position(self, delivery: Delivery) -> Delivery:
         message = delivery.properties or Message("", b"")
         added = [(TIMESTAMP, str(delivery.timestamp_ms)), (POSITION, self.token())]
-        if partition.gap:
-            added.append((GAP, f"{partition.gap} records were deleted from Kafka before they could be sent"))
-            partition.gap = 0
+        added += self.gap_properties()
         properties = replace(message, user_properties=(*message.user_properties, *added))
         return delivery._replace(properties=properties, frames=None)
 

@@ -10,8 +10,16 @@ from bridge.history.feed import ReplayFeed, ReplayMember
 from bridge.log import Log, Position
 from bridge.partitioning import RouteTable
 from bridge.shared.reader import DeadLetter, SharedReader
-from schemas.replay_filter import parse_replay
-from schemas.replay_range import PointKind, ReplayPoint, ReplayRangeError, parse_from_to
+from schemas.replay_filter import ReplayFilter, parse_replay
+from schemas.replay_range import (
+    BEGINNING,
+    PointKind,
+    ReplayPoint,
+    ReplayRange,
+    ReplayRangeError,
+    parse_from_to,
+    parse_point,
+)
 from schemas.sessions import ReplayPlace
 
 Places = Mapping[Position, ReplayPlace]
@@ -49,7 +57,8 @@ class ReplayFeeds:
     async def open(
         self, member: ReplayMember, replay_filter: str, places: Places | None, *, with_positions: bool
     ) -> ReplayFeed:
-        """Begin a replay, or go on with one from its ``places``; `start` it when SUBACK has been sent.
+        """Begin a replay, or go on with one from its ``places``, to where it was to end when it began; `start` it when
+        SUBACK has been sent.
 
         The filter must have passed ``check_topic_filter``.
 
@@ -59,24 +68,17 @@ class ReplayFeeds:
         """
         parsed = parse_replay(replay_filter)
         assert parsed is not None
-        now_ms = self._clock_ms()
-        span = parse_from_to(parsed.text_from, parsed.text_to, now_ms)
-        if span.end is not None and span.end.kind is PointKind.TIME and span.end.time_ms > now_ms + AHEAD_MAX_MS:
-            raise ReplayRangeError("to lies in the future: leave it away to go on live")
-        partitions = self._routes.kept_partitions(parsed.topic_filter)
-        ends = await self._log.end_offsets(partitions)
-        known = dict(places or {})
-        if fresh := partitions - known.keys():
-            starts = await self._offsets(span.start, fresh, ends)
-            known |= {position: ReplayPlace(start) for position, start in starts.items()}
-        until = ends if span.end is None else await self._offsets(span.end, partitions, ends)
+        known: Places = {}
+        until: Mapping[Position, int] = {}
+        while (partitions := self._partitions(parsed, places)) != known.keys():  # a resize meanwhile: once more
+            known, until = await self._begin(parsed, places, partitions)
         self._counts["opened"] += 1
         return ReplayFeed(
             replay_filter,
             member,
-            {position: known[position] for position in partitions},
+            known,
             until,
-            is_bounded=span.end is not None,
+            is_bounded=parsed.text_to is not None,
             per_s=self._per_s,
             with_positions=with_positions,
             on_hungry=self._reader.changed,
@@ -126,6 +128,36 @@ class ReplayFeeds:
         self._timers[feed] = None
         self.wake(feed)
         self._after_batch()
+
+    def _partitions(self, parsed: ReplayFilter, places: Places | None) -> frozenset[Position]:
+        """Those that it reads. One with a ``to`` that goes on: nothing of its range is in what was added since."""
+        partitions = self._routes.kept_partitions(parsed.topic_filter)
+        return partitions & places.keys() if places is not None and parsed.text_to is not None else partitions
+
+    async def _begin(
+        self, parsed: ReplayFilter, places: Places | None, partitions: frozenset[Position]
+    ) -> tuple[Places, Mapping[Position, int]]:
+        """Where to begin in each partition, and where its history ends."""
+        span = self._span(parsed, is_new=places is None)
+        ends = await self._log.end_offsets(partitions)
+        known = {position: place for position, place in (places or {}).items() if position in partitions}
+        if fresh := partitions - known.keys():
+            starts = await self._offsets(span.start, fresh, ends)
+            known |= {position: ReplayPlace(start) for position, start in starts.items()}
+        if span.end is None:
+            return known, ends
+        fixed = {position: place.until for position, place in known.items() if place.until is not None}
+        return known, await self._offsets(span.end, partitions - fixed.keys(), ends) | fixed
+
+    def _span(self, parsed: ReplayFilter, *, is_new: bool) -> ReplayRange:
+        now_ms = self._clock_ms()
+        if not is_new:  # by now -1h may lie behind a `to` that was a time; new partitions are read whole
+            end = parse_point(parsed.text_to, now_ms, "to") if parsed.text_to is not None else None
+            return ReplayRange(BEGINNING, end)
+        span = parse_from_to(parsed.text_from, parsed.text_to, now_ms)
+        if span.end is not None and span.end.kind is PointKind.TIME and span.end.time_ms > now_ms + AHEAD_MAX_MS:
+            raise ReplayRangeError("to lies in the future: leave it away to go on live")
+        return span
 
     async def _offsets(
         self, point: ReplayPoint, partitions: frozenset[Position], ends: Mapping[Position, int]

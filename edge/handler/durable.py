@@ -336,8 +336,7 @@ class DurableSession:
             progress.unsettled.update(engine.flows.unsettled())
         progress.unsettled_outgoing.update(self._giving)
         if self._handler.replaying is not None:
-            kept = {((each.kafka_topic, each.partition), each.offset) for each in self.entries.values() if each.shared}
-            progress.replays = self._handler.replaying.places(kept)
+            progress.replays = self._handler.replaying.places(self.entries.keys())
         return progress
 
     def _positions(self) -> dict[Position, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 import orjson
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RESUME_RETRY_S = 1.0
 OPEN_TIMEOUT_S = 10.0  # Kafka has not told the offsets by then: the client hears of it and may try again
 END_TOPIC_NAME = "$replay/end"
 MQTT_5 = 5
@@ -54,15 +55,18 @@ class Replays:
         outgoing = self._handler.engine.outgoing
         return outgoing is not None and outgoing.has_room and self._handler.is_open
 
-    def deliver_replayed(self, delivery: Delivery, feed: ReplayFeed) -> bool:
-        """Send one message; whether an acknowledgement follows."""
-        handler, grant = self._handler, self._grants[feed.replay_filter]
-        if grant.no_local and delivery.client_id == handler.client_id:  # [MQTT5-3.8.3-3]
+    def takes(self, delivery: Delivery, feed: ReplayFeed) -> bool:
+        """Whether No Local and the selector let it through."""
+        handler = self._handler
+        if self._grants[feed.replay_filter].no_local and delivery.client_id == handler.client_id:  # [MQTT5-3.8.3-3]
             return False
         subscription = self.filters.get(feed.replay_filter)
         selector = handler.services.selectors.stored(subscription.selector) if subscription is not None else None
-        if selector is not None and delivery.offset >= 0 and not handler.services.selectors.takes(selector, delivery):
-            return False  # the end marker, which is in no log, goes to everybody
+        return selector is None or handler.services.selectors.takes(selector, delivery)
+
+    def deliver_replayed(self, delivery: Delivery, feed: ReplayFeed) -> bool:
+        """Send one message; whether an acknowledgement follows."""
+        handler, grant = self._handler, self._grants[feed.replay_filter]
         handler.engine.deliver(SharedDelivery.of(delivery, feed), grant, handler.services.loop.time())
         handler.settle()
         return bool(delivery.qos and grant.qos)
@@ -70,7 +74,8 @@ class Replays:
     def replay_ended(self, feed: ReplayFeed) -> None:
         """The end marker: nothing more comes of this subscription."""
         payload = orjson.dumps({"filter": feed.replay_filter, "messages": feed.handed})
-        message = Message("", b"", content_type="application/json", user_properties=((POSITION, feed.token()),))
+        properties = ((POSITION, feed.token()), *feed.gap_properties())
+        message = Message("", b"", content_type="application/json", user_properties=properties)
         now_ms = self._handler.services.wall_ms()
         name = END_TOPIC_NAME.encode()
         marker = Delivery(name, payload, 1, False, "", None, now_ms, (), message, "", 0, -1)
@@ -90,8 +95,11 @@ class Replays:
         """There may be room again."""
         self.settle()
         if self.has_room():
-            for feed in self._feeds.values():
+            for feed in list(self._feeds.values()):
                 self._handler.services.history.wake(feed)
+            if len(self._feeds) > 1:  # another one is the first to take the room next time
+                first = next(iter(self._feeds))
+                self._feeds[first] = self._feeds.pop(first)
 
     async def subscribe(self, subscription: StoredSubscription) -> ReasonCode:
         """Open a replay; the SUBACK code. One with this very filter is replaced, and begins anew."""
@@ -101,7 +109,7 @@ class Replays:
         self.unsubscribe(replay_filter)
         self.filters[replay_filter] = subscription
         code = await self._open(subscription)
-        if code.is_error:
+        if code.is_error and self.filters.get(replay_filter) is subscription:
             self.unsubscribe(replay_filter)
         return code
 
@@ -113,11 +121,13 @@ class Replays:
                 self._handler.services.history.start(feed)
 
     async def resume(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
-        """Go on with what the stored session says; what fails is tried again until the connection ends."""
+        """Go on with what the stored session says; what fails is tried again until the connection ends, or the client
+        has subscribed anew."""
         for each in subscriptions:
-            while self._handler.is_open and each.topic_filter in self.filters:
+            while self._is_wanted(each):
                 if not (await self._open(each)).is_error:
                     break
+                await asyncio.sleep(RESUME_RETRY_S)
             self.start()
 
     def unsubscribe(self, replay_filter: str) -> bool:
@@ -128,10 +138,16 @@ class Replays:
             self._handler.services.history.close(feed)
         return self.filters.pop(replay_filter, None) is not None
 
-    def places(self, kept: Collection[tuple[Position, int]]) -> dict[str, dict[Position, ReplayPlace]]:
-        """Where each replay is; what is in ``kept`` the session has in its own records."""
+    def places(self, entries: Container[int]) -> dict[str, dict[Position, ReplayPlace]]:
+        """Where each replay is; what was sent under one of these packet ids the session has in its own records."""
         found = {replay_filter: dict(places) for replay_filter, places in self._places.items()}
-        return found | {replay_filter: feed.places(kept) for replay_filter, feed in self._feeds.items()}
+        outgoing = self._handler.engine.outgoing
+        kept: dict[ReplayFeed, set[tuple[Position, int]]] = {}
+        for packet_id, flow in outgoing.flows.items() if outgoing is not None else ():
+            each = flow.delivery
+            if packet_id in entries and isinstance(each, SharedDelivery):
+                kept.setdefault(each.group, set()).add(((each.kafka_topic, each.partition), each.offset))
+        return found | {name: feed.places(kept.get(feed, ())) for name, feed in self._feeds.items()}
 
     def goes_on_in(self, kafka_topic: str) -> bool:
         """Whether a replay that goes on live reads the Kafka topic: it knows nothing of partitions that are new."""
@@ -147,6 +163,9 @@ class Replays:
         for feed in self._feeds.values():
             self._handler.services.history.close(feed)
         self._feeds.clear()
+
+    def _is_wanted(self, subscription: StoredSubscription) -> bool:
+        return self._handler.is_open and self.filters.get(subscription.topic_filter) is subscription
 
     async def _open(self, subscription: StoredSubscription) -> ReasonCode:
         handler, replay_filter = self._handler, subscription.topic_filter
@@ -166,7 +185,7 @@ class Replays:
         except (LogError, TimeoutError) as error:
             log.warning("client %s: %s cannot begin: %r", handler.client_id, replay_filter, error)
             return ReasonCode.UNSPECIFIED_ERROR
-        if not handler.is_open or replay_filter not in self.filters:
+        if not self._is_wanted(subscription):  # another SUBSCRIBE may have come while a session was resumed
             return ReasonCode.UNSPECIFIED_ERROR
         self._grants[replay_filter] = Subscription(
             handler,
