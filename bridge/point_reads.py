@@ -16,7 +16,8 @@ FETCH_TIMEOUT_S = 2.0
 
 
 class PointReader:
-    """Reads records wherever they are; what is gone, aborted or unreadable does not come."""
+    """Reads records wherever they are; what is gone, aborted or unreadable does not come. Waits for Kafka as long as it
+    takes."""
 
     def __init__(self, source: Log, routes: RouteTable) -> None:
         self._log = source
@@ -38,6 +39,7 @@ class PointReader:
 
 
 async def _read(consumer: LogConsumer, position: Position, offsets: list[int]) -> list[Record]:
+    """Asks until the reader is past each of them: what has not come in time is not gone."""
     found: list[Record] = []
     wanted = set(offsets)
     passed = -1
@@ -46,10 +48,10 @@ async def _read(consumer: LogConsumer, position: Position, offsets: list[int]) -
             continue  # was in what came with an earlier one
         consumer.assign({position: offset})
         try:
-            fetched = await consumer.fetch(FETCH_TIMEOUT_S)
+            while (consumer.position_of(position) or 0) <= offset:
+                for _, records in await consumer.fetch(FETCH_TIMEOUT_S):
+                    found += [record for record in records if record.offset in wanted]
         except LogTruncated:
             continue
-        for _, records in fetched:
-            found += [record for record in records if record.offset in wanted]
-            passed = records[-1].offset + 1
+        passed = consumer.position_of(position) or passed
     return found
