@@ -363,7 +363,7 @@ class EdgeNode:
                 routes,
                 per_s=limits.replay_messages_per_s,
                 after_batch=lambda: self.services.flush(),
-                dead_letter=deliverer.plain.dead_letter,
+                dead_letter=lambda *_: None,  # who reads live has written one; another per replay nobody needs
                 clock_ms=lambda: self.services.wall_ms(),
             ),
             start_offsets=self._log.start_offsets,
@@ -472,6 +472,10 @@ class EdgeNode:
                 log.warning("nothing is published until the next heartbeat: %s", error)
                 return
             self._extend_lease(sent_s)
+        if (
+            not self.services.publisher.has_lease
+        ):  # Kafka took the heartbeat too late: clients need not wait for the next
+            self._announce()
 
     def _extend_lease(self, sent_s: float) -> None:
         routes = self.services.routes
