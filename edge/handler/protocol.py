@@ -483,6 +483,9 @@ class EdgeProtocolHandler(asyncio.Protocol, BrokerProtocolHandler):  # type: ign
     async def _resend(self, position: Position) -> None:
         """What no filter of the session matches any more, or is not there any more."""
         await resend_by_position(self, position)
+        if self.replaying is not None:  # what was given up has left room, and no answer follows
+            self.replaying.wake()
+            self.flush()
 
     def share_again(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
         """A resumed session takes part in its shared subscriptions again."""
