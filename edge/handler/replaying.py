@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import orjson
 
 from bridge.delivery import Delivery, SharedDelivery
-from bridge.history.feed import POSITION, ReplayFeed
+from bridge.history.feed import POSITION, TIMESTAMP, ReplayFeed
 from bridge.log import LogError, Position
 from bridge.subscriptions import Grant, Subscription
+from edge.session.connect import PACKET_BYTES_UNLIMITED
+from edge.session.frames import MQTT_5, publish_frame
 from edge.wire import ReasonCode
 from schemas.message import Message
 from schemas.replay_filter import parse_replay
@@ -32,7 +35,6 @@ log = logging.getLogger(__name__)
 RESUME_RETRY_S = 1.0
 OPEN_TIMEOUT_S = 10.0  # Kafka has not told the offsets by then: the client hears of it and may try again
 END_TOPIC_NAME = "$replay/end"
-MQTT_5 = 5
 
 Places = Mapping[Position, ReplayPlace]
 
@@ -67,6 +69,8 @@ class Replays:
     def deliver_replayed(self, delivery: Delivery, feed: ReplayFeed) -> bool:
         """Send one message; whether an acknowledgement follows."""
         handler, grant = self._handler, self._grants[feed.replay_filter]
+        if handler.engine.protocol_version == MQTT_5 and not self._fits(delivery, grant):
+            delivery = _without_additions(delivery)
         handler.engine.deliver(SharedDelivery.of(delivery, feed), grant, handler.services.loop.time())
         handler.settle()
         return bool(delivery.qos and grant.qos)
@@ -119,6 +123,7 @@ class Replays:
         for feed in opened:
             if not feed.is_closed:
                 self._handler.services.history.start(feed)
+        self._handler.flush()  # an end marker, with no record that it could leave with
 
     async def resume(self, subscriptions: tuple[StoredSubscription, ...]) -> None:
         """Go on with what the stored session says; what fails is tried again until the connection ends, or the client
@@ -164,6 +169,15 @@ class Replays:
             self._handler.services.history.close(feed)
         self._feeds.clear()
 
+    def _fits(self, delivery: Delivery, grant: Grant) -> bool:
+        """Whether the client takes a packet of that size, with what the replay has added."""
+        negotiated = self._handler.engine.negotiated
+        if negotiated is None or negotiated.packet_bytes_max >= PACKET_BYTES_UNLIMITED:
+            return True
+        qos, now_ms = min(delivery.qos, grant.qos), self._handler.services.wall_ms()
+        head, tail = publish_frame(delivery, MQTT_5, qos, delivery.retain, grant.subscription_ids, now_ms)
+        return len(head) + 2 + len(tail) <= negotiated.packet_bytes_max
+
     def _is_wanted(self, subscription: StoredSubscription) -> bool:
         return self._handler.is_open and self.filters.get(subscription.topic_filter) is subscription
 
@@ -199,3 +213,13 @@ class Replays:
         self._feeds[replay_filter] = feed
         self._opened.append(feed)
         return ReasonCode(subscription.qos)
+
+
+def _without_additions(delivery: Delivery) -> Delivery:
+    """The message as it was published (which may have such a property, too): better than none."""
+    message = delivery.properties
+    if message is None:
+        return delivery
+    names = [name for name, _ in message.user_properties]
+    count = len(names) - 1 - names[::-1].index(TIMESTAMP) if TIMESTAMP in names else 0  # the end marker has none
+    return delivery._replace(properties=replace(message, user_properties=message.user_properties[:count]))
