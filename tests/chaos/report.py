@@ -59,6 +59,8 @@ FOUND = """
   ("likely deleted already"), so read-committed readers waited for ever and no session of those partitions could be
   opened. It ends them 10 s after its start now, when it is registered (Kafka's own default). On a cluster of your own:
   `kafka-transactions.sh find-hanging` and `abort`.
+* Take-over storm and rolling restarts on a busy machine: what a resumed session had in flight was given up when Kafka
+  did not hand it out within 2 s: QoS 2 messages of a shared subscription were lost (I11).
 * Group churn on a busy machine: a CONNACK that came in the same turn of the loop in which our client's time for it was
   over left its connection alive beside that of the next attempt, and each that was lost was made anew: thousands a
   second in the end.
