@@ -162,7 +162,8 @@ class ReplayFeed:
     def skip_to(self, position: Position, offset: int) -> None:
         """The log has nothing before ``offset`` any more: never a silent gap."""
         partition = self._partitions[position]
-        lost = max(0, offset - max(partition.next_offset, partition.read_offset))
+        until = min(offset, partition.history_end) if self._is_bounded else offset
+        lost = max(0, until - max(partition.next_offset, partition.read_offset))
         lost += sum(partition.read_offset <= due < offset for due in partition.due)
         self._counts["truncated_records"] += lost
         self.gap += lost

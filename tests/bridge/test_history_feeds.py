@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from bridge.delivery import Delivery
-from bridge.history.feed import ReplayFeed
+from bridge.history.feed import GAP, ReplayFeed
 from bridge.history.feeds import ReplayFeeds
 from bridge.log import Position
-from bridge.memory_log import MemoryLog
+from bridge.memory_log import MemoryLog, _Transaction
 from bridge.partitioning import RouteTable
 from schemas.replay_range import ReplayRangeError
 from schemas.routes import Route
@@ -23,6 +24,7 @@ HERE = ("mqtt.messages", 0)
 class Member:
     def __init__(self) -> None:
         self.got: list[Delivery] = []
+        self.has_ended = asyncio.Event()
 
     def has_room(self) -> bool:
         return True
@@ -35,7 +37,7 @@ class Member:
         return False
 
     def replay_ended(self, feed: ReplayFeed) -> None:
-        raise AssertionError("nothing is read here")
+        self.has_ended.set()
 
 
 class World:
@@ -116,3 +118,48 @@ async def test_a_resize_while_it_is_opened(world: World, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(world.feeds, "_routes", Resized())
     assert more in (await world.open("$replay/-1h/#")).positions
+
+
+async def test_transactions_at_the_end_of_a_range(world: World) -> None:
+    """What was aborted is gone past; what is open is waited for, and comes when it is committed."""
+    twin = ("mqtt.messages.q2", 0)
+    aborted, undecided = _Transaction(), _Transaction()
+    record = (b"a", b"x", (("mqtt.topic", b"a"), ("mqtt.qos", b"2")))
+    world.log.append_in(aborted, twin, record)
+    world.log.end(aborted, aborted=True)
+    offset = world.log.append_in(undecided, twin, record)
+    member = Member()
+    feed = await world.feeds.open(member, "$replay/beginning/now/#", None, with_positions=True)
+    world.feeds.start(feed)
+    await asyncio.sleep(0)
+    assert not member.has_ended.is_set()
+    world.log.end(undecided, aborted=False)
+    async with asyncio.timeout(20):
+        await member.has_ended.wait()
+    assert [each.offset for each in member.got] == [offset]
+
+
+async def test_records_deleted_before_and_while_they_are_read(world: World) -> None:
+    world.put(100)
+    member = Member()
+    feed = await world.feeds.open(member, "$replay/beginning/now/#", None, with_positions=True)
+    world.log.truncate(*HERE, 40)
+    world.feeds.start(feed)
+    async with asyncio.timeout(20):
+        await member.has_ended.wait()
+    assert [each.offset for each in member.got] == list(range(40, 100))
+    first = member.got[0].properties
+    assert first is not None
+    assert dict(first.user_properties)[GAP].startswith("40 ")
+
+
+async def test_records_that_are_all_deleted(world: World) -> None:
+    world.put(10)
+    member = Member()
+    feed = await world.feeds.open(member, "$replay/beginning/now/#", None, with_positions=True)
+    world.put(10)
+    world.log.truncate(*HERE, 15)
+    world.feeds.start(feed)
+    async with asyncio.timeout(20):
+        await member.has_ended.wait()
+    assert (member.got, feed.gap) == ([], 10)
