@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.simulation_checks import CHECKS, Evidence, check, is_shared, matches
+from support.simulation_checks import CHECKS, Evidence, check, is_due, is_shared, matches
 from support.simulation_history import Message
 from support.simulation_leases import SimulatedGroups
 from support.simulation_loop import EPOCH_S, virtual_loop
@@ -56,8 +56,7 @@ def _acknowledged(evidence: Evidence, qos: int) -> Message:
                 message is not None
                 and (receipt.client, receipt.session) == (span.client, span.session)
                 and message.qos == receipt.qos == qos
-                and span.until_at == float("inf")
-                and span.from_at < message.sent_at
+                and is_due(span, message)
                 and message.answered_at
                 and message.expiry_s is None
                 and span.topic_filter != "#"
@@ -158,6 +157,23 @@ def retained_differs(evidence: Evidence) -> None:
     edge.retained[b"r/1"] = (b"another", ("mqtt.messages", 0), 0)
 
 
+def an_older_one_is_retained(evidence: Evidence) -> None:
+    """Everywhere: a message that was acknowledged before the one that is retained was sent."""
+    history, occurrences = evidence.history, evidence.occurrences()
+    for name, (payload, _, _) in evidence.edges[0].retained.items():
+        of_name = [each for each in history.messages.values() if each.topic_name == name.decode() and each.retain]
+        if any(each.expiry_s is not None or each.is_will for each in of_name):
+            continue
+        for older in of_name:
+            if older.answered_at and older.answered_at < history.messages[payload].sent_at:
+                position, record = occurrences[older.payload][0]
+                for edge in evidence.edges:
+                    edge.retained[name] = (older.payload, position, record.offset)
+                if history.messages[payload].answered_at:
+                    return
+    raise LookupError("this run has no two such messages")
+
+
 def no_will(evidence: Evidence) -> None:
     occurrences = evidence.occurrences()
     will = next(
@@ -243,6 +259,7 @@ PLANTED: list[tuple[str, Callable[[Evidence], None]]] = [
     ("I8", another_session_present),
     ("I8", a_subscription_is_missing),
     ("I9", retained_differs),
+    ("I9", an_older_one_is_retained),
     ("I10", no_will),
     ("I10", a_will_of_one_who_said_goodbye),
     ("I4 of groups", to_two_members),
