@@ -474,7 +474,7 @@ class EdgeNode:
             self._extend_lease(sent_s)
         if (
             not self.services.publisher.has_lease
-        ):  # Kafka took the heartbeat too late: clients need not wait for the next
+        ):  # that heartbeat came late: the next one need not
             self._announce()
 
     def _extend_lease(self, sent_s: float) -> None:
