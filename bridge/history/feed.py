@@ -26,6 +26,8 @@ BUFFERED_LOW = 256  # a partition with less than this in its buffer is read on: 
 BUFFERED_BYTES_LOW = 1024 * 1024  # of one replay: with more only what has nothing in its buffer is read on
 BURST_S = 0.1  # of the rate: what may go at once after a pause
 
+STRING_BYTES_MAX = 65_535  # [MQTT5-1.5.4]
+
 TIMESTAMP = "headwater.timestamp_ms"
 POSITION = "headwater.position"
 GAP = "headwater.gap"
@@ -217,10 +219,11 @@ class ReplayFeed:
         """Where to go on, for a client without a session that has all that was handed out."""
         return self._tokens.token()
 
-    def gap_properties(self) -> list[tuple[str, str]]:
-        """What the client must hear of: to be told once."""
-        gap, self.gap = self.gap, 0
-        return [(GAP, f"{gap} records were deleted from Kafka before they could be sent")] if gap else []
+    def position_properties(self) -> list[tuple[str, str]]:
+        """The token, unless there are too many partitions for a string of MQTT; and a gap, to be told once."""
+        token, gap, self.gap = self.token(), self.gap, 0
+        found = [(POSITION, token)] if len(token) <= STRING_BYTES_MAX else []
+        return [*found, (GAP, f"{gap} records were deleted from Kafka before they could be sent")] if gap else found
 
     def hand_out(self, now: float) -> float | None:
         """Give the member what it has room for; when to call again, if the rate says so. ``now`` in s, monotonic."""
@@ -336,8 +339,7 @@ class ReplayFeed:
 
     def _with_position(self, delivery: Delivery) -> Delivery:
         message = delivery.properties or Message("", b"")
-        added = [(TIMESTAMP, str(delivery.timestamp_ms)), (POSITION, self.token())]
-        added += self.gap_properties()
+        added = [(TIMESTAMP, str(delivery.timestamp_ms)), *self.position_properties()]
         properties = replace(message, user_properties=(*message.user_properties, *added))
         return delivery._replace(properties=properties, frames=None)
 

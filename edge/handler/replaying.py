@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from bridge.delivery import Delivery, SharedDelivery
-from bridge.history.feed import POSITION, TIMESTAMP, ReplayFeed
+from bridge.history.feed import TIMESTAMP, ReplayFeed
 from bridge.log import LogError, Position
 from bridge.subscriptions import Grant, Subscription
 from edge.session.connect import PACKET_BYTES_UNLIMITED
@@ -78,7 +78,7 @@ class Replays:
     def replay_ended(self, feed: ReplayFeed) -> None:
         """The end marker: nothing more comes of this subscription."""
         payload = orjson.dumps({"filter": feed.replay_filter, "messages": feed.handed})
-        properties = ((POSITION, feed.token()), *feed.gap_properties())
+        properties = tuple(feed.position_properties())
         message = Message("", b"", content_type="application/json", user_properties=properties)
         now_ms = self._handler.services.wall_ms()
         name = END_TOPIC_NAME.encode()

@@ -36,7 +36,8 @@ class Bench:
         takes: Any = lambda delivery: True,
     ) -> None:
         self.logs = logs
-        self.ends = {position: self.end(position) for position in logs} if ends is None else ends
+        at_end = {position: self.end(position) if position in logs else 0 for position in places or logs}
+        self.ends = at_end if ends is None else ends
         self.room = room
         self.got: list[Delivery] = []
         self.unacknowledged: list[Delivery] = []
@@ -197,6 +198,13 @@ def test_a_token_passes_nothing_that_is_due_again() -> None:
     assert places_of(bench.got) == [(*TWO, 0), (*ONE, 0)]
     tokens = [parse_position_token(property_of(each, POSITION) or "").positions for each in bench.got]
     assert tokens == [{ONE: 0, TWO: 1}, {ONE: 2, TWO: 1}]
+
+
+def test_a_token_that_no_string_holds_is_left_out() -> None:
+    logs = {("mqtt.a", number): log_of(("mqtt.a", number), *range(2)) for number in range(13_000)}
+    bench = Bench({ONE: logs[ONE]}, {position: ReplayPlace(2_097_151) for position in logs} | {ONE: ReplayPlace(0)})
+    bench.read(ONE, 2)
+    assert [property_of(each, POSITION) for each in bench.got] == [None, None]
 
 
 @st.composite
