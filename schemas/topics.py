@@ -38,9 +38,12 @@ def check_topic_filter(
     topic_filter: str, *, levels_max: int = TOPIC_LEVELS_MAX, bytes_max: int = TOPIC_BYTES_MAX
 ) -> None:
     """Raise TopicError unless ``topic_filter`` may be subscribed to; a shared one and a replay are checked inside as
-    well."""
-    _check_text("Topic Filter", topic_filter, TOPIC_LEVELS_MAX, bytes_max)
+    well. ``bytes_max`` is not for the range of a replay: a position token grows with the number of partitions."""
+    is_replay = topic_filter.startswith(REPLAY_PREFIX)
+    _check_text("Topic Filter", topic_filter, TOPIC_LEVELS_MAX, TOPIC_BYTES_MAX if is_replay else bytes_max)
     inside = parse_shared(topic_filter) or parse_replay(topic_filter)
+    if is_replay and inside is not None:
+        _check_text("Topic Filter", inside.topic_filter, TOPIC_LEVELS_MAX, bytes_max)
     if inside is not None and inside.topic_filter.startswith(BESIDE_PREFIXES):
         raise TopicError("Topic Filter: a shared subscription or a replay inside another one")
     levels = (inside.topic_filter if inside is not None else topic_filter).split("/")

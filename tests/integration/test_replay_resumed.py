@@ -15,6 +15,7 @@ from support.wire_client import WireClient, connected, dial
 from bridge.memory_log import MemoryLog
 from edge.node.node import EdgeNode
 from edge.wire import Properties, Puback, Publish, Suback, Subscribe, SubscriptionRequest
+from schemas.replay_range import position_token
 
 STORED = Properties(session_expiry_interval_s=600)
 
@@ -147,3 +148,14 @@ async def test_an_end_at_once_where_there_is_nothing() -> None:
         await subscribe(client, "$replay/-1h/now/a/b")
         [marker] = await take(client, 1)
         assert orjson.loads(marker.payload) == {"filter": "$replay/-1h/now/a/b", "messages": 0}
+
+
+async def test_a_token_may_be_longer_than_a_topic_name() -> None:
+    positions = {("mqtt.other", number): 2_000_000 for number in range(400)}
+    async with memory_edge() as node, connected(mqtt_address(node), "c") as client:
+        await publish(node, range(4))
+        token = position_token(positions)
+        assert len(token) > 2_000
+        assert await subscribe(client, f"$replay/{token}/{'x' * 2_000}") == 0x8F, "the filter behind it is bounded"
+        assert await subscribe(client, f"$replay/{token}/#") == 1
+        assert numbers(await take(client, 4)) == list(range(4))
