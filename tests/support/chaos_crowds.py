@@ -41,7 +41,8 @@ CONNECTS_WITHIN_S = 12.0  # a silent stranger gives its place free after 10 s
 async def slow_reader(context: Context) -> None:
     """50 subscribers of one edge; one stops reading for 12 s, with more on its way to it than the kernel holds."""
     load, edge = context.load, context.site.edges[1]
-    readers = [load.guest(f"r{number}", 1, keep_alive_s=60) for number in range(READERS)]
+    brief = {"session_expiry_s": 0, "clean_start": True}
+    readers = [load.guest(f"r{number}", 1, keep_alive_s=60, **(brief if number else {})) for number in range(READERS)]
     for reader in readers:
         reader.prefer([edge.to_clients.address])
         await reader.connect()
