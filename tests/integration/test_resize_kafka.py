@@ -63,7 +63,7 @@ async def test_twelve_to_twenty_four_to_six_under_load(kafka_bootstrap: str, tmp
                 client = await connected(stack, one, client_id=f"{prefix}-absent-{number}", **DURABLE)
                 await client.subscribe(topic_filter, 2)
                 await client.disconnect()
-            loads = [Load(1, prefix, pause_s=0.02), Load(2, prefix, pause_s=0.02)]
+            loads = [Load(1, prefix, pause_s=0.3), Load(2, prefix, pause_s=0.3)]
             for load in loads:
                 load.begin([await connected(stack, address) for address in (one, two)])
             for partitions in ("24", "6"):
