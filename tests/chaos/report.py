@@ -31,8 +31,8 @@ before there was a checker. Limits of the judgement:
   has waited goes out), 95 % are acknowledged and delivered within 2 s, or three times what it took before.
 * I13: descriptors and tasks of each edge come back to 110 % + 20 of what they were without clients, memory to 64 MiB
   above it.
-* I15 allows 3 s for the machine, leaves QoS 2 out around a fault (its delivery begins when its Packet Identifier is
-  stored, which waits for Kafka), and is not looked at where an edge's clock is wrong.
+* I15 allows 3 s for the machine, leaves QoS 2 out (its delivery begins when its Packet Identifier goes to be stored,
+  which waits for Kafka), and is not looked at where an edge's clock is wrong.
 * I17: what Kafka holds of messages, read by aiokafka's consumer and by `headwater replay '#' --from beginning`: keys,
   payloads and headers, byte for byte.
 * The machine (two cores) was busy with other work at 5 to 10 times what it can do, and two scenarios ran at a time:

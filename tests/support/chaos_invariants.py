@@ -187,8 +187,8 @@ def above(sample: Sample, base: Sample) -> list[str]:
 
 def i15_expiry(run: Run) -> list[str]:
     """Delivery does not begin after the Message Expiry Interval: it counts from the record's time in the log. What was
-    begun may come again later [MQTT5-3.3.2-5]; around a fault QoS 2 may be late: its delivery begins when its Packet
-    Identifier is stored. Where an edge's clock is wrong, this is not looked at."""
+    begun may come again later [MQTT5-3.3.2-5], and when that of a QoS 2 message has begun cannot be seen: its Packet
+    Identifier is stored first. Where an edge's clock is wrong, this is not looked at."""
     history = run.recorded.history
     if any(fault.kind == "clock" for fault in history.faults):
         return []
@@ -200,7 +200,7 @@ def i15_expiry(run: Run) -> list[str]:
         if message is None or message.expiry_s is None:
             continue
         key = ("the group" if receipt.client in members else receipt.client, receipt.payload)
-        is_first = key not in begun and not receipt.dup and not (receipt.qos == 2 and near_fault(run, receipt.at))
+        is_first = key not in begun and not receipt.dup and receipt.qos < 2
         begun.add(key)
         appended = max((checks.at_s(record) for _, record in occurrences[receipt.payload]), default=0.0)
         if is_first and receipt.at > appended + message.expiry_s + EXPIRY_SLACK_S:
