@@ -329,7 +329,7 @@ BROKEN: list[tuple[str, Any, str, Any, tuple[str, ...]]] = [
     # the group takes marks of who was given up
     ("I4 of groups", SimulatedGroups, "accepts", lambda self, marks: True, ("pause", "cut")),
     # what a member has not acknowledged is nobody's when it leaves
-    ("I11", ShareGroup, "leave", lambda self, member, keeps=(): self.unsubscribe(member), ("reset", "slow readers")),
+    ("I11", ShareGroup, "leave", lambda self, member, keeps=(): self.unsubscribe(member), ("reset", "vanish")),
     # subscriptions stay when their connection has gone
     ("I13", EdgeProtocolHandler, "_release", lambda self: None, ()),
 ]
