@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from support.simulation_checks import CHECKS, Evidence, check, is_due, is_shared, matches
 from support.simulation_history import Message
-from support.simulation_leases import SimulatedGroups
 from support.simulation_loop import EPOCH_S, virtual_loop
 from support.simulation_run import run_seed
 from support.simulation_world import World
@@ -326,8 +325,6 @@ BROKEN: list[tuple[str, Any, str, Any, tuple[str, ...]]] = [
     ("I4", DurableSession, "_begin", lambda self, effect: self.stored(effect, [0]), ("kill", "reset")),
     # a hand-over of a shared subscription's message does not say so in the group's mark
     ("I4 of groups", ShareGroup, "marks", _only_what_is_done, ("kill",)),
-    # the group takes marks of who was given up
-    ("I4 of groups", SimulatedGroups, "accepts", lambda self, marks: True, ("pause", "cut")),
     # what a member has not acknowledged is nobody's when it leaves
     ("I11", ShareGroup, "leave", lambda self, member, keeps=(): self.unsubscribe(member), ("reset", "vanish")),
     # subscriptions stay when their connection has gone
