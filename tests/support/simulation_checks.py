@@ -188,8 +188,8 @@ def i3_order(evidence: Evidence) -> list[str]:
             key = (message.publisher, message.topic_name, message.qos, 0 if message.qos else message.sends[0][1])
             before = last.get(key)
             # what the log has refused once may be sent again by a 3.1.1 client, which was not told, behind later ones
-            # with QoS 0 the first of its copies in the log may have been lost on the way
-            is_copy = not receipt.qos and len(occurrences[message.payload]) > 1
+            # the first of its copies in the log may have been lost on the way with QoS 0, or have expired
+            is_copy = (not receipt.qos or message.expiry_s is not None) and len(occurrences[message.payload]) > 1
             was_refused = evidence.faults["append refused"] and len(message.sends) > 1
             if before is not None and before.number > message.number and not (was_refused or is_copy):
                 wrong.append(f"{_who(receipt)} came after {before.payload!r}")
