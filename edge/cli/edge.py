@@ -115,8 +115,8 @@ async def _run_node(config: EdgeConfig, as_json: bool, path: Path) -> None:
 
 
 async def check_kafka_topics(config: EdgeConfig, path: str) -> None:
-    """Raises ConfigurationError, which says what to run, where Kafka topics are missing. Where Kafka does not answer the
-    edge itself says so."""
+    """Raises ConfigurationError, which says what to run, where Kafka topics are missing. Where Kafka does not answer,
+    the edge itself says so."""
     bootstrap = config.kafka.bootstrap_servers
     try:
         missing = await topics_admin.missing(

@@ -472,9 +472,7 @@ class EdgeNode:
                 log.warning("nothing is published until the next heartbeat: %s", error)
                 return
             self._extend_lease(sent_s)
-        if (
-            not self.services.publisher.has_lease
-        ):  # that heartbeat came late: the next one need not
+        if not self.services.publisher.has_lease:  # that heartbeat came late: the next one need not
             self._announce()
 
     def _extend_lease(self, sent_s: float) -> None:
