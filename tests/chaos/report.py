@@ -22,8 +22,8 @@ before there was a checker. Limits of the judgement:
 
 * Up to 15 s around a fault, which is most of a run of a minute, I5 counts no second deliveries on a new connection and
   I11 no second deliveries of QoS 1. I4 counts QoS 2 at all times, in the shared group, too.
-* I5: an edge that does not hand a session over within 1.5 s is fenced, and QoS 1 comes again. On the busy machine that
-  happened away from faults, too.
+* I5 and I10: an edge that does not hand a session over within 1.5 s is fenced, and QoS 1 comes again, a will of QoS 1
+  too. On the busy machine that happened away from faults, too.
 * I9 compares payloads, not positions.
 * I10 allows more than one will of QoS 0 or 1 around a fault (a known limit); I14 looks for packets before CONNACK and
   at a denied Topic Name.
