@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.kafka import BOOTSTRAP_VARIABLE, chosen, kafka, kafka_bootstrap, kafka_server
 from support.peers import without_absent_peers
 
 __all__ = ["kafka", "kafka_bootstrap", "kafka_server"]
+
+# How fast the machine is decides nothing
+settings.register_profile("headwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headwater")
 
 KAFKA_FIXTURES = {"kafka", "kafka_bootstrap", "kafka_server"}
 LEFT_OUT = pytest.StashKey[str]()
