@@ -40,7 +40,7 @@ def handed_on(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["run", "./my_job.py", "--from=-1h"], ["./my_job.py", "--from=-1h"]),
         (["run", "--help"], ["--help"]),
         (["list"], ["--list"]),
-        (["checkpoint", "/tmp/x"], ["--checkpoint-info", "/tmp/x"]),
+        (["checkpoint", "kept/x"], ["--checkpoint-info", "kept/x"]),
     ],
 )
 def test_options_are_handed_on(handed_on: list[list[str]], given: list[str], expected: list[str]) -> None:
