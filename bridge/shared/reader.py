@@ -1,5 +1,5 @@
-"""Reads the leased partitions of all shared subscriptions of a node, through one consumer. And, another one, what
-replays want.
+"""Reads the leased partitions of all shared subscriptions of a node, through one consumer. A second one of these reads
+what the node's replay subscriptions want (`bridge.history`).
 
 Why a reader of its own and not the deliverer's records: the deliverer reads every partition that a local filter can
 match, from its end; a group reads what it has leased, from its low-water mark. So a shared subscription costs the edge

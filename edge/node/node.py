@@ -358,14 +358,7 @@ class EdgeNode:
                 writer=sessions,
                 clock_ms=lambda: self.services.wall_ms(),
             ),
-            history=ReplayFeeds(
-                self._log,
-                routes,
-                per_s=limits.replay_messages_per_s,
-                after_batch=lambda: self.services.flush(),
-                dead_letter=lambda *_: None,  # who reads live has written one; another per replay nobody needs
-                clock_ms=lambda: self.services.wall_ms(),
-            ),
+            history=self._build_history(routes, limits.replay_messages_per_s),
             start_offsets=self._log.start_offsets,
             plugins=None,
             event=self._event_of(events),
@@ -375,6 +368,16 @@ class EdgeNode:
             server_reference=self._server_reference,
             rules=config.effective_rules(),
             selectors=Selectors(loop.time, config.selector_payload_bytes_max),
+        )
+
+    def _build_history(self, routes: RouteTable, per_s: float) -> ReplayFeeds:
+        return ReplayFeeds(
+            self._log,
+            routes,
+            per_s=per_s,
+            after_batch=lambda: self.services.flush(),
+            dead_letter=lambda *_: None,  # who reads live has written one; another per replay nobody needs
+            clock_ms=lambda: self.services.wall_ms(),
         )
 
     def _event_of(self, events: EventLog) -> Callable[..., None]:

@@ -48,6 +48,7 @@ def node_statistics(services: EdgeServices) -> dict[str, Any]:
         "bans": services.access.bans.statistics(),
         "table": services.table.statistics(),
         "retained": _retained_statistics(services),
+        "history": {name: each for name, each in services.history.statistics().items() if isinstance(each, int)},
         "claims": services.ownership.statistics(),
         "sessions": services.sessions.statistics(),
         "shared_subscriptions": len(services.shared.groups()),
