@@ -101,6 +101,7 @@ async def _finish(
     services: EdgeServices, durable: DurableSession, records: Records | None, will: StoredWill | None
 ) -> None:
     client_id, epoch = durable.client_id, durable.epoch
+    is_over = False  # and all of it is gone from the log
     keeps = records is not None
     try:
         if will is not None:
@@ -120,6 +121,7 @@ async def _finish(
             services.publisher,
             services.retained,
         )
+        is_over = not keeps
     except SessionLost:
         log.warning("client %s: this edge was too slow: the session went on without its last steps here", client_id)
     except LogError as error:
@@ -127,7 +129,7 @@ async def _finish(
     except Exception:
         log.exception("client %s: the end of its session failed", client_id)
     finally:
-        if not keeps and services.ownership.is_owner(client_id, epoch):
+        if is_over and services.ownership.is_owner(client_id, epoch):
             services.ownership.forget(client_id, epoch)
         else:
             services.ownership.release(client_id, epoch)
